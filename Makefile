@@ -38,8 +38,9 @@ $(READY): $(TRAIN_READY)
 	$(PIP) --editable '.[dev]'
 	touch $(READY)
 
-# rclpy for the tests of `td3-robot ros2`. Its wheels restart every Python process of their environment with other library
-# paths, so they need a separate environment. Without the wheels, these tests are skipped.
+# The tests of `td3-robot ros2` need rclpy. In an environment with rclpy's wheels, each Python process starts twice: the
+# first start only sets the library paths. So rclpy gets a separate environment. If rclpy cannot be installed, these
+# tests are skipped.
 $(ROS2_READY): $(READY)
 	$(PYTHON) -m venv $(VENV)/ros2
 	$(VENV)/ros2/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt \
@@ -78,8 +79,8 @@ $(RELEASE_READY): Makefile
 	$(RELEASE)/bin/python -m pip install --quiet --disable-pip-version-check 'pip-audit>=2.9' 'cyclonedx-bom>=7'
 	touch $(RELEASE_READY)
 
-# Without --strict, pip-audit passes if it gets no answer. Its database knows torch 2.13.0, but not the build
-# 2.13.0+cpu, so sed removes the suffix.
+# With --strict, pip-audit fails if its database gives no answer about a package. The database knows torch 2.13.0, but
+# not the build 2.13.0+cpu, so sed removes the suffix.
 audit: $(READY) $(RELEASE_READY)
 	mkdir -p build
 	$(BIN)/python -m pip --disable-pip-version-check freeze --exclude-editable > build/requirements.txt

@@ -1,4 +1,8 @@
-"""Inject a fault into a robot with a recorder. faults.py calls this for the uses ``deploy`` and ``record``."""
+"""Inject a fault into a robot that has a recorder.
+
+faults.py measures cells: combinations of a fault, a process and a use of td3-robot. It calls :func:`deploy` for each
+cell whose use is ``deploy`` or ``record``.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +32,10 @@ PERIOD_MS, DEADLINE_MS = 20, 500
 SLOW_PERIOD_MS, SLOW_DEADLINE_MS = 200, 2000
 """On a lossy link, one period must be long enough for 50 ms of delay each way and a retransmission."""
 _SERVER_OF = {"driver": "policy", "learner": "learner", "recorder": "recorder"}
-"""Maps the process that gets the fault to a server. The cable is between this server and all other processes."""
+"""For each process that can get a fault of the network: the server at one end of the cable.
+
+All other processes are at the other end.
+"""
 _OUTPUT = {"policy": Action.NAME, "learner": ADOPTED, "driver": Step.NAME, "recorder": Step.NAME}
 """Maps a process to the messages that show that it works."""
 
@@ -42,7 +49,7 @@ class Robot(Processes):
         folder: folder of all files.
         fault: the fault to inject.
         process: the process that gets the fault.
-        cable: the network between the server in _SERVER_OF and all other processes; None without a network.
+        cable: the network between the server in _SERVER_OF and all other processes. It is None if there is no network.
     """
 
     def __init__(self, folder: Path, fault: str, process: str, cable: Cable | None) -> None:
@@ -153,7 +160,10 @@ def _wait(what: str, done: Callable[[], bool], timeout: float) -> None:
 
 
 def deploy(fault: str, process: str, folder: Path, steps: int) -> Result:
-    """Inject a fault into a robot with a recorder, and measure its effect. If the process ends, restart it."""
+    """Inject a fault into one process of a robot that has a recorder. Measure the effect.
+
+    If the process ends, restart the process.
+    """
     (folder / "disk").mkdir()
     with contextlib.ExitStack() as stack:
         if fault == "disk":
@@ -231,8 +241,8 @@ def _robot_figures(applied: Sequence[tuple[float, float]], at: float) -> Result:
     """Return two times in s: ``safe_s`` and ``robot_goes_on_s``.
 
     ``safe_s`` lasts from the fault to the first safe action. ``robot_goes_on_s`` lasts from the fault to the policy's
-    first action after the safe action. If there is no safe action, ``safe_s`` is None, and ``robot_goes_on_s`` is the
-    longest wait for the policy's next action after the fault.
+    first action after the safe action. If there is no safe action, ``safe_s`` is None. Then ``robot_goes_on_s`` is
+    the longest time between two actions of the policy; the fault counts as the first action.
     """
     after = [(when - at, torque) for when, torque in applied if when > at]
     safe = next((when for when, torque in after if torque == SAFE), None)

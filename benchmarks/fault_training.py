@@ -1,4 +1,7 @@
-"""Inject a fault into a training with a recorder. faults.py calls this for the use ``train``."""
+"""Inject a fault into a training with a recorder.
+
+faults.py explains cells and uses. It calls :func:`train` for each cell with the use ``train``.
+"""
 
 from __future__ import annotations
 

@@ -108,7 +108,11 @@ def main() -> int:
     )
     parser.add_argument("--only", nargs="+", metavar="CELL", help="cells FAULT/PROCESS/USE; * stands for every value")
     parser.add_argument("--out", type=Path, default=DATA / "faults.json", metavar="FILE", help="file of the results")
-    parser.add_argument("--quick", action="store_true", help="wait less before the fault; in a training also after it")
+    parser.add_argument(
+        "--quick",
+        action="store_true",
+        help="wait less before the fault; in a training, also wait less after the fault",
+    )
     parser.add_argument("--report", action="store_true", help="only write the table of FILE into reliability.md")
     options = parser.parse_args()
     if options.report:

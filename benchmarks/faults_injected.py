@@ -42,8 +42,8 @@ def hit(fault: str, pid: int, folder: Path) -> None:
 
     Args:
         fault: ``kill`` ends the process. ``stop`` suspends the process for STOPPED seconds, and this function waits for
-            the end of this time. ``memory`` makes the process leak memory. ``clock`` sets the wall clock of all
-            processes with this environment forward by HOUR seconds.
+            the end of this time. ``memory`` makes the process leak memory. ``clock`` adds HOUR seconds to the wall
+            clock of all processes with this environment.
     """
     if fault == "kill":
         os.kill(pid, signal.SIGKILL)

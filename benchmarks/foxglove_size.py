@@ -29,7 +29,7 @@ def main() -> int:
 
 
 def measure(file: Path) -> dict[str, Any]:
-    """Export a recording. Return the bytes of the recording and of the export, and the ratio export / recording."""
+    """Export a recording. Return the sizes of both files in bytes, and the ratio export / recording."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "foxglove.mcap"
         viewer_file.export(Session([file]), path, Converter())

@@ -1,10 +1,10 @@
-"""Compare TD3 updates per second: our learner, the TD3 of Stable-Baselines3 and SBX, and the matrix products alone.
+"""Compare TD3 updates per second: our learner, Stable-Baselines3, SBX, and the matrix products alone.
 
     python benchmarks/learner_peers.py [--networks 400-300] [--threads 2] [--repetitions 9] [--json]
 
-Two contestants compute only the matrix products of an update, in fp32 and in bf16. No update can be faster than its
-products in the same precision, so the table calls the speed of these products the peak. The script needs
-``pip install stable-baselines3``. SBX is Stable-Baselines3 in JAX; it needs ``pip install sbx-rl``.
+Two contestants compute only the matrix products of an update: one in fp32, the other in bf16. No update can be faster
+than its matrix products in the same precision. So the table calls the speed of these products the peak. The script
+needs ``pip install stable-baselines3``. SBX is Stable-Baselines3 in JAX; it needs ``pip install sbx-rl``.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ Product = tuple[int, int, int]
 
 def main() -> int:
     description = (
-        "Compare TD3 updates with Stable-Baselines3, SBX, and matrix products alone. Run nothing else meanwhile."
+        "Compare TD3 updates per second: our learner, Stable-Baselines3, SBX, and matrix products alone. "
+        "Run nothing else meanwhile."
     )
     options = learner.options("python benchmarks/learner_peers.py", description).parse_args()
     report = learner.measure(options, peers)
@@ -94,7 +95,7 @@ def updates_of(model_class: Any, hidden: Sequence[int], device: str) -> Run:
     buffer.observations[:, 0], buffer.actions[:, 0], buffer.rewards[:, 0] = observation, action, reward
     buffer.next_observations[:, 0] = next_observation
     buffer.full = True
-    # At its end, train() averages its losses in numpy, so it returns only after the device has finished.
+    # As its last step, train() averages the losses in numpy. So train() returns only after the device has finished.
     return lambda updates: model.train(gradient_steps=updates, batch_size=BATCH)
 
 

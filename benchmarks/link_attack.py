@@ -49,7 +49,7 @@ _RARE = 20  # the kinds "large" and "frames" send a message only in every 20th a
 
 @contextlib.contextmanager
 def running(kind: str, endpoint: str, keys: str) -> Iterator[None]:
-    """Attack an endpoint from another process during the block.
+    """Attack an endpoint from another process during the ``with`` block.
 
     Args:
         kind: a key of :data:`KINDS`.
@@ -101,7 +101,10 @@ def _connections(endpoint: str, words: bytes) -> Iterator[None]:
 
 
 def _clients(endpoint: str, keys: str, message: list[bytes] | None) -> Iterator[None]:
-    """Open clients. They have an allowed key and send ``message``, or have a wrong key if ``message`` is None."""
+    """Open clients.
+
+    If ``message`` is None, the clients have a wrong key. Otherwise they have an allowed key and send ``message``.
+    """
     context = zmq.Context()
     opened: list[zmq.Socket[bytes]] = []
     while True:
@@ -138,7 +141,7 @@ def _dealer(context: zmq.Context[zmq.Socket[bytes]], endpoint: str, keys: str, *
 
 def main() -> int:
     parser = harness.Options("python benchmarks/link_attack.py", "Measure round trips without and with attacks.")
-    parser.number("--trips", 5000, "N", "round trips for each attack, and as many without it", low=_BLOCK)
+    parser.number("--trips", 5000, "N", "for each attack, N round trips with the attack and N without it", low=_BLOCK)
     options = parser.parse_args()
     report: harness.Report = {"machine": harness.describe("td3-robot", "numpy", "pyzmq"), "attacks": {}}
     with tempfile.TemporaryDirectory(prefix="td3-robot-bench-") as folder, contextlib.ExitStack() as stack:
@@ -154,7 +157,8 @@ def main() -> int:
 def measure(robot: Robot, trips: int, kind: str, endpoint: str, keys: str) -> dict[str, Any]:
     """Measure round trips alternately without and with an attack.
 
-    ``p50_over_quiet`` and ``p99_over_quiet`` divide a percentile with an attack by the same percentile without one.
+    ``p50_over_quiet`` is the median during the attack, divided by the median without an attack. ``p99_over_quiet`` is
+    the same ratio of the 99th percentiles.
     """
 
     def block() -> list[int]:

@@ -1,4 +1,6 @@
-"""Measure the cost of live weights: a robot's round trips at a fixed rate, with and without new weights.
+"""Measure the cost of live weights: how long a robot's round trips take at a fixed rate.
+
+The script measures the round trips with and without new weights.
 
     python benchmarks/live_weights.py [--hidden 400 300] [--every 0.1] [--rate 500] [--seconds 10] [--json]
 
@@ -37,7 +39,7 @@ _BOUNDS_MS = (1, 2, 5)  # the report counts the round trips that take longer tha
 
 
 def learn(publishing: Event, endpoint: str, bundle: Bundle, every: float, keys: str | None = None) -> None:
-    """Publish a policy as new weights every ``every`` seconds while the event is set.
+    """While ``publishing`` is set, publish a policy as new weights, with ``every`` seconds between two versions.
 
     Each version is higher than the versions of the bundle and of all connected policy servers.
     """
@@ -97,7 +99,7 @@ def main() -> int:
     parser.number("--hidden", list(example.HIDDEN), "N", "widths of the actor")
     parser.number("--every", 0.1, "S", "seconds between new weights", low=0.001)
     parser.number("--rate", 500.0, "HZ", "rate of the robot")
-    parser.number("--seconds", 10, "N", "seconds to measure with new weights, and as many without")
+    parser.number("--seconds", 10, "N", "seconds to measure in each of two cases: with new weights, and without")
     options = parser.parse_args()
     hidden = tuple(options.hidden)
     report: harness.Report = {
@@ -125,7 +127,7 @@ def main() -> int:
             return trips
 
         def quiet() -> list[int]:
-            round_trips(robot, options.rate)  # not measured: the server may still adopt the last weights
+            round_trips(robot, options.rate)  # not measured: the server is possibly still adopting the last weights
             return round_trips(robot, options.rate)
 
         kinds = {"quiet": quiet, "taught": taught}

@@ -47,7 +47,8 @@ class Processes:
         Args:
             name: name of the process.
             words: the arguments of Python.
-            before: words before the interpreter, for example a command that starts it.
+            before: words that precede the interpreter on the command line, for example a command that starts the
+                interpreter.
             environment: variables in addition to those of this process.
         """
         with (self.folder / f"{name}.log").open("wb") as log:
@@ -62,7 +63,7 @@ class Processes:
         self.found[name] = psutil.Process(process.pid)
 
     def adopt_children(self, name: str) -> None:
-        """Add the children of a command to ``found``, by their names in the run. Skip children without ``--name``."""
+        """Add each child of a command to ``found``. The key is the child's ``--name``; skip children without a name."""
         for child in self.found[name].children():
             words = child.cmdline()
             if "--name" in words:

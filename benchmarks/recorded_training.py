@@ -4,9 +4,9 @@
 
 The benchmark divides one training into stretches: plain, recorded, recorded, plain, and so on. A recorder runs in the
 recorded stretches. With this order, slow changes of the machine's load affect both kinds equally. Each block of four
-stretches gives one ratio: environment steps per second with a recorder, divided by those without. The result is the
-median ratio over the blocks, with a 95 % confidence interval. The benchmark also measures processor time, which hardly
-depends on the load.
+stretches gives one ratio: environment steps per second with a recorder, divided by environment steps per second without
+a recorder. The result is the median ratio over the blocks, with a 95 % confidence interval. The benchmark also measures
+processor time, which hardly depends on the load.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from td3_robot.runtime.supervisor import Supervisor
 from td3_robot.util.machine import processor_seconds
 
 _OVERRIDES = ("record=false", "evaluation.every=0", "checkpoint.every=0", "total_steps=1000000000")
-_SETTLING = 2  # reports of the learner to wait for before a stretch begins; one comes every 0.5 s
+_SETTLING = 2  # before each stretch, wait for this number of learner reports; the learner reports every 0.5 s
 STOP_TIMEOUT = 60.0  # seconds for a recorder to close its file
 _CONFIDENCE = 0.95
 _NAMES = {False: "plain", True: "recorded"}
@@ -42,7 +42,11 @@ _NAMES = {False: "plain", True: "recorded"}
 
 @dataclass(frozen=True)
 class Point:
-    """The learner's environment steps and clock (s); the processor time (s) of the training and of the recorder."""
+    """Totals at one moment.
+
+    These are the learner's environment steps, the learner's clock (s), and the processor time (s) of the training and
+    of the recorder.
+    """
 
     steps: float
     wall_s: float
@@ -75,7 +79,7 @@ def options(script: str, purpose: str) -> argparse.Namespace:
 
 
 def main() -> int:
-    chosen = options("recorded_training", "Measure what recording costs a training.")
+    chosen = options("recorded_training", "Measure how much recording slows down a training.")
     report = {"machine": harness.describe("numpy", "msgspec", "mcap", "torch")}
     with tempfile.TemporaryDirectory() as folder:
         sizes = (chosen.blocks, chosen.stretch, chosen.warm_up)
@@ -154,7 +158,7 @@ def report(stretches: Sequence[Stretch], recorded_bytes: int) -> dict[str, Any]:
 
 
 def _total(stretches: Sequence[Stretch], recorded: bool, *fields: str) -> float:
-    """Return how much the fields of :class:`Point` grow in all recorded stretches, or in all plain stretches."""
+    """Add up how much the fields of :class:`Point` grow in the stretches of one kind (recorded or plain)."""
     chosen = [stretch for stretch in stretches if stretch.recorded == recorded]
     total: float = sum(
         getattr(stretch.end, name) - getattr(stretch.begin, name) for stretch in chosen for name in fields
@@ -165,9 +169,9 @@ def _total(stretches: Sequence[Stretch], recorded: bool, *fields: str) -> float:
 def median_with_interval(values: Sequence[float]) -> dict[str, Any]:
     """Return the median of independent values, and a confidence interval for the true median.
 
-    ``low`` is the k-th smallest value, and ``high`` is the k-th largest. The function uses the largest k for which the
-    true median lies outside of the interval with a probability of at most 5 % (sign test, binomial distribution).
-    Fewer than six values give no interval.
+    ``low`` is the k-th smallest value, and ``high`` is the k-th largest. The true median lies outside this interval
+    with a probability of at most 5 % (sign test, binomial distribution). The function uses the largest k for which this
+    holds. Fewer than six values give no interval.
     """
     ordered, count = sorted(values), len(values)
     outside, k = 2 * 0.5**count, 0
@@ -201,7 +205,7 @@ class Recorders:
             self.process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
 
     def stop(self) -> int:
-        """Stop the recorder if it runs; return the bytes that all recorders have written."""
+        """Stop the recorder if it runs. Return the number of bytes that all recorders have written."""
         if self.process:
             self.process.terminate()
             self.process.wait(STOP_TIMEOUT)
@@ -253,7 +257,10 @@ def _plan(
 def _points_to(
     plan: Generator[None, Point, None], point: Callable[[Status], Point]
 ) -> Callable[[Mapping[str, Status]], None]:
-    """Return a callback for the supervisor. It sends a point to the plan for each new report of the learner."""
+    """Return a callback for the supervisor.
+
+    For each new report of the learner, the callback sends a point to the plan.
+    """
     last: Status | None = None
     next(plan)
 

@@ -58,7 +58,7 @@ def main() -> int:
 
 
 def inputs(entries: Sequence[Entry]) -> list[Input]:
-    """Return the messages as nodes send them to a recorder."""
+    """Return the messages in the form in which nodes send them to a recorder."""
     return [
         (
             Peer("recorder", b"k", handshake.hello("node", it.publisher, client=0, incarnation=it.incarnation), {}),

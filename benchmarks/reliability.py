@@ -55,7 +55,7 @@ def _soak_table(data: Path, kind: str) -> list[str]:
     run = report["run"]
     lines = [
         f"{report['minutes']:g} minutes of {KINDS[kind]}. The column 'first' shows the median of the first "
-        "tenth of the samples after the warm-up, and 'last' that of the last tenth.",
+        "tenth of the samples after the warm-up. The column 'last' shows the median of the last tenth.",
         "",
         "| process | memory, first | last | slope | files, first → last | threads, first → last |",
         "|---|--:|--:|--:|--:|--:|",

@@ -1,10 +1,11 @@
-"""Measure how long an insert and a sampled batch take in a full replay buffer: in memory, in a file, and with LAP.
+"""Measure the time to insert a transition and the time to sample a batch, in three full replay buffers.
 
     python benchmarks/replay_speed.py [--transitions 1000000] [--repetitions 5] [--seconds 1.0] [--folder DIR] [--json]
 
-Transitions have Walker2D's sizes. An insert stores one transition, as the learner does for a Step of one robot. For a
-file, the insert also writes a journal record, which contains the state of the source. The time of a sampled
-batch includes the update of LAP's priorities.
+One buffer is in memory, one is in a file, and one has prioritised replay (LAP). Transitions have Walker2D's sizes. An
+insert stores one transition, as the learner does for a Step of one robot. In the buffer with a file, an insert also
+writes a journal record, which contains the state of the source. With LAP, the time to sample a batch includes the
+update of the priorities.
 """
 
 from __future__ import annotations
@@ -79,7 +80,7 @@ def main() -> int:
     parser.number("--transitions", 1_000_000, "N", "size of each buffer")
     parser.number("--repetitions", 5, "N", "measurements of each operation in each buffer")
     parser.number("--seconds", 1.0, "S", "length of one measurement", low=0.001)
-    parser.add_argument("--folder", type=Path, metavar="DIR", help="make the buffer file's temporary folder in DIR")
+    parser.add_argument("--folder", type=Path, metavar="DIR", help="put the buffer's file in a temporary folder in DIR")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(dir=options.folder) as folder:
         buffers = contestants(options.transitions, Path(folder))

@@ -1,9 +1,9 @@
 """Measure the time from a JointState to the command that answers it, for the driver and for a plain rclpy echo node.
 
 Both nodes are separate processes and get the same messages. The driver reads the newest message once in each control
-period (10 ms). So the driver's time includes the wait of a message for the next period. At 100 messages per second,
-this wait is 5 ms on average. At 500 messages per second it is 1 ms, because the newest message is at most 2 ms old. Run
-the script with a Python that has rclpy:
+period (10 ms). So the driver's time includes the time that a message waits for the next period. At 100 messages per
+second, this wait is 5 ms on average. At 500 messages per second it is 1 ms, because the newest message is at most 2 ms
+old. Run the script with a Python that has rclpy:
 
     .venv/ros2/bin/python benchmarks/ros2_latency.py
 """
@@ -152,7 +152,7 @@ class Probe:
         return receive
 
     def run(self, period: float, seconds: float, *, until_answered: bool = False) -> dict[str, Any]:
-        """Publish for some seconds; return percentiles of the times by node.
+        """Publish for some seconds. For each node, return percentiles of its answer times.
 
         With ``until_answered``, the call ends as soon as both nodes have answered.
 

@@ -339,7 +339,7 @@ def _moment(learner: _Learner) -> _Moment:
 
 
 def _settled(learner: _Learner) -> _Moment:
-    """Wait until two successive reports have the same number of Steps. Then no Steps of earlier sources follow."""
+    """Wait until two successive reports have the same number of Steps. Then all Steps of earlier sources are there."""
     before, after = _moment(learner), _moment(learner)
     while after.steps > before.steps:
         before, after = after, _moment(learner)

@@ -38,7 +38,7 @@ from td3_robot.transport.keys import open_keys
 from td3_robot.transport.link import ClientLink
 
 _LOOK = 0.01  # with --rate: seconds between two reads of Throttles, and between two tries to send a Step
-_BURST = 8  # Steps that a source sends at full speed before the next source has its turn
+_BURST = 8  # without --rate: maximum number of Steps that a source sends before the next source has its turn
 _TCP_BYTES = struct.Struct("=120xQQ")  # tcpi_bytes_acked and tcpi_bytes_received of struct tcp_info
 
 
@@ -103,7 +103,7 @@ class _Clients:
         self.stopped = True
 
     def bytes(self) -> tuple[int, int]:
-        """Return the bytes that all connections have sent and received, as the kernel counts them."""
+        """Return how many bytes all connections together have sent and received, according to the kernel."""
         sent = received = 0
         for connection in psutil.Process().net_connections("tcp"):
             if connection.raddr and connection.raddr.port == self._port:

@@ -70,9 +70,9 @@ def _growth(report: Report) -> Iterator[str]:
     parts = []
     for robots in sorted({cell["robots"] for cell in report["growth"]}):
         shares = [_busy(cell) for cell in report["growth"] if cell["robots"] == robots]
-        parts.append(f"{shares[-1] / shares[0]:.0f} with {_robot_count(robots)} for each source")
+        parts.append(f"by a factor of {shares[-1] / shares[0]:.0f} if each source has {_robot_count(robots)}")
     yield ""
-    yield f"From 1 to 64 sources, the share of a core grows by a factor of {' and '.join(parts)}."
+    yield f"From 1 to 64 sources, the share of a core grows {', and '.join(parts)}."
 
 
 def _full(report: Report) -> Iterator[str]:
@@ -186,7 +186,7 @@ def _thousand(report: Report) -> Iterator[str]:
     yield ""
     yield (
         "According to the simulation, one learner without updates serves at most "
-        + ", ".join(
+        + ", or ".join(
             f"{count:,} sources of {_robot_count(n)} ({count * n:,} robots in all)" for n, count in served.items()
         )
         + f" at {RATE:g} Hz. The configuration allows 64 simulators, and any number of drivers."

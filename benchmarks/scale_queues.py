@@ -56,7 +56,7 @@ def fit(cells: Sequence[Mapping[str, Any]]) -> Costs:
     measured = np.array([it["main_us"] for it in cells])
     weighted = rows / measured[:, None]
     best, error = np.zeros(4), np.inf
-    for used in range(1, 16):  # no cost may be negative: try each subset of the costs, with 0 for the other costs
+    for used in range(1, 16):  # costs must not be negative: fit each subset of the costs, and use 0 for the others
         columns = [index for index in range(4) if used >> index & 1]
         found = np.linalg.lstsq(weighted[:, columns], np.ones(len(cells)), rcond=None)[0]
         costs = np.zeros(4)

@@ -35,8 +35,8 @@ def contestants(
 ) -> tuple[dict[str, Callable[[], dict[str, float]]], dict[str, str]]:
     """Return two maps whose keys are names of programs.
 
-    The first map has a function for each program that can run here; the function measures the program. The second map
-    has the reason why each other program cannot run here.
+    The first map has a function for each program that can run here; the function measures the program. For each program
+    that cannot run here, the second map has the reason.
     """
     if not machine.version("ray"):
         return {}, {"plain Ray actor": "ray is not installed", "TorchRL RayCollector": "ray is not installed"}

@@ -101,7 +101,7 @@ _NO_NUMBERS: Any = _NoNumbers()
 
 
 def recording_costs(file: Path, robots: int, steps: int = 2000) -> dict[str, float]:
-    """Return the bytes of a Step in a recording, and the recorder's processor time for a Step (µs)."""
+    """Return how many bytes a Step takes in a recording, and the recorder's processor time (µs) for a Step."""
     from td3_robot.config.schema import Config, RecordConfig
     from td3_robot.recording.facts import facts_of_this_machine
     from td3_robot.recording.recorder import Recorder
@@ -125,7 +125,7 @@ def recording_costs(file: Path, robots: int, steps: int = 2000) -> dict[str, flo
 
 
 def policy_costs(robots: int) -> float:
-    """Return the median time (µs) of a policy server from the bytes of a Step to the bytes of its Action."""
+    """Return the median time (µs) in which a policy server decodes a Step and computes and encodes its Action."""
     from td3_robot.bench.policy import server_time
 
     return server_time(robots, 3000)["all"]["p50"]

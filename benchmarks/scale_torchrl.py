@@ -57,7 +57,7 @@ class Replayed(EnvBase):  # type: ignore[misc]
 def measure(steps: Path, sources: int, robots: int, seconds: float) -> dict[str, float]:
     """Collect batches into a replay buffer in this process, and count Steps.
 
-    One Step is one frame (TorchRL's word for a transition) of each robot.
+    TorchRL calls a transition a frame. One Step counts as one frame for each robot.
     """
     buffer = ReplayBuffer(storage=LazyTensorStorage(_STORED))
     collector = RayCollector(

@@ -2,7 +2,8 @@
 
     python benchmarks/sim_peers.py [--steps 1000] [--rounds 5] [--json]
 
-In the report, ``td3_robot_gymnasium`` is our robot from ``gymnasium.make()``, with the wrappers of the published robot.
+In the report, ``td3_robot_gymnasium`` is our robot from ``gymnasium.make()``. The published robot also comes from
+``gymnasium.make()``, so both have the same wrappers.
 The script needs ``pip install pybullet_envs_gymnasium==0.6.0``.
 """
 
@@ -79,7 +80,7 @@ def peers(task: str) -> Contestants:
 
 
 def main() -> int:
-    parser = bench_sim.options("python benchmarks/sim_peers.py", "Compare with the published robots.")
+    parser = bench_sim.options("python benchmarks/sim_peers.py", "Compare simulation speed with the published robots.")
     options = parser.parse_args()
     with c_output_on_stderr():  # the published robots print text, which would corrupt the JSON
         import pybullet_envs_gymnasium  # noqa: F401  registers its robots

@@ -56,17 +56,22 @@ TRAINING = (
 )
 WARM_UP = 0.25  # the first quarter of the time; judge() ignores its samples
 MEMORY_MB_PER_H, MEMORY_SHARE = 4.0, 0.05
-"""A process grows if the slope of its memory is above both bounds: MB per hour, and share of its memory per hour."""
-LATENCY_GROWTH = 1.5
-"""Bound of the growth of the latency: the median of the last tenth of the samples, divided by that of the first tenth.
+"""The memory of a process counts as growing if the slope of the memory (MB per hour) is above both bounds.
 
-If the load of the machine grows, the bound grows by the same factor.
+The first bound is MEMORY_MB_PER_H. The second bound, also per hour, is MEMORY_SHARE times the memory right after the
+warm-up.
+"""
+LATENCY_GROWTH = 1.5
+"""Bound of the growth of the latency. If the load of the machine grows, the bound grows by the same factor.
+
+The growth of the latency is the median of the last tenth of the samples, divided by the median of the first tenth.
 """
 
 _Sample = dict[str, float]
-"""Quantities of one sample. A process has ``rss`` and ``uss`` in MB, ``files``, ``threads``, and ``cpu`` in s.
+"""Quantities of one sample.
 
-The run has ``disk`` in MB, ``load``, and the latencies of :func:`add_latency`.
+A sample of a process has ``rss`` and ``uss`` in MB, ``files``, ``threads``, and ``cpu`` in s. A sample of the run has
+``disk`` in MB, ``load``, and the latencies of :func:`add_latency`.
 """
 
 
@@ -163,7 +168,10 @@ def soak(kind: str, minutes: float, every: float, folder: Path) -> tuple[_Rows, 
 
 
 def add_latency(rows: _Rows, begun: float, every: float, recordings: Sequence[Path]) -> None:
-    """Add to each sample of ``run`` the latencies until the next sample, in ms: median, 99th percentile, longest."""
+    """Add the median, 99th percentile and longest latency (ms) to each sample of ``run``.
+
+    The latencies of a sample belong to the Steps between this sample and the next sample.
+    """
     trips = latencies(recordings)
     for passed, sample in rows["run"]:
         within = trips[np.abs(trips[:, 0] - begun - passed - every / 2) < every / 2, 1]
@@ -176,7 +184,8 @@ def latencies(recordings: Sequence[Path]) -> np.ndarray[Any, np.dtype[np.float64
     """Return a row for each Action whose Step is recorded: wall time of the Step (s), time from Step to Action (s).
 
     The latency includes the transport of the Step and the server's work. Each process reads the clock after it has
-    sent its message. If a busy machine delays the source in between, the latency is too short or even negative.
+    sent its message. If a busy machine delays the source between sending a Step and reading the clock, the latency is
+    too short or even negative.
     """
     sent: dict[tuple[str, int], int] = {}
     rows: list[tuple[float, float]] = []
@@ -199,7 +208,7 @@ def missing(recordings: Iterable[Path]) -> dict[str, int]:
 
 def main() -> int:
     parser = harness.Options("python benchmarks/soak.py", "Check that nothing grows in an hour.", ("train", "deploy"))
-    parser.add_argument("kind", choices=(*START, "report"), help="what to run; report only makes plots and tables")
+    parser.add_argument("kind", choices=(*START, "report"), help="what to run; 'report' only writes plots and tables")
     parser.number("--minutes", 60.0, "N", "minutes to run", low=0.1)
     parser.number("--every", 10.0, "S", "seconds between samples", low=0.5)
     parser.add_argument("--out", type=Path, default=DATA, metavar="DIR", help=f"folder of the data (default: {DATA})")
@@ -211,7 +220,7 @@ def main() -> int:
     folder = Path(tempfile.mkdtemp(prefix="td3-robot-soak-"))
     rows, begun = soak(options.kind, options.minutes, options.every, folder)
     samples, recordings = options.out / f"{options.kind}.csv", sorted((folder / "run").glob("*.mcap"))
-    save(samples, rows)  # even if a recording cannot be read
+    save(samples, rows)  # save now, because add_latency() fails if a recording cannot be read
     add_latency(rows, begun, options.every, recordings)
     save(samples, rows)
     report: harness.Report = {
@@ -245,7 +254,8 @@ def save(path: Path, rows: _Rows) -> None:
 def judge(rows: _Rows) -> dict[str, Any]:
     """Compare the samples after the warm-up, and name everything that grows.
 
-    Without an Action in these samples, the growth of the latency is unknown. Then ``grows`` names the latency, too.
+    If none of these samples has a latency, the growth of the latency is unknown. In that case the list ``grows`` also
+    contains the latency, so the run fails.
     """
     end = rows["run"][-1][0]
     late = {

@@ -5,9 +5,9 @@
 Trainings run one after another, so that each has all processor cores. A training evaluates its policy every 5,000 steps
 with 10 episodes. A training reaches a score when the mean of two successive evaluations reaches it. A training ends
 when it reaches the highest score of its robot, or after ``--steps`` steps. Each training has a small file in
-``benchmarks/results/time_to_score``. The script skips finished trainings and repeats interrupted ones. It does not
-start if one of the chosen trainings has finished with another ``--steps``, ``--every`` or ``--episodes``. The report
-shows all trainings in the folder.
+``benchmarks/results/time_to_score``. The script skips finished trainings and repeats interrupted ones. If a chosen
+training has finished with other values of ``--steps``, ``--every`` or ``--episodes``, the script reports an error and
+starts no training. The report shows all trainings in the folder.
 
 The other packages are the *peers*. Each peer trains in one process, with the robot of pybullet_envs_gymnasium and the
 settings of rl-baselines3-zoo. A peer's clock stops during an evaluation. The clock of td3-robot does not stop, because
@@ -67,7 +67,7 @@ class Peer(NamedTuple):
 
     Attributes:
         module: the module that holds the algorithm.
-        algorithm: name of its class.
+        algorithm: name of the algorithm's class.
         settings: arguments of the class, from rl-baselines3-zoo (hyperparams/td3.yml and tqc.yml).
         noise: standard deviation of the exploration noise; 0 for TQC, whose policy is stochastic.
     """
@@ -199,7 +199,10 @@ def train(training: Training, folder: Path) -> None:
 
 
 def times(points: Sequence[Point], scores: Sequence[float]) -> list[float | None]:
-    """Return for each score the seconds until the mean of two successive evaluations reaches it; None if never."""
+    """For each score, return the seconds until the mean of two successive evaluations reaches the score.
+
+    The result is None for a score that is never reached.
+    """
     reached = [(now[0], (before[2] + now[2]) / 2) for before, now in pairwise(points)]
     return [next((seconds for seconds, mean in reached if mean >= score), None) for score in scores]
 
@@ -207,9 +210,9 @@ def times(points: Sequence[Point], scores: Sequence[float]) -> list[float | None
 def train_ours(training: Training, folder: Path) -> None:
     begin, limits = time.monotonic(), training.limits
     overrides = {"evaluation.every": limits.every, "evaluation.episodes": limits.episodes}
-    # Seconds from ``begin`` to the start of the learner's clock. ``look`` subtracts ``wall_s``, a reading of that
-    # clock, from the current time. The learner reads ``wall_s`` a little earlier than ``look`` reads the time. So
-    # ``look`` subtracts slightly too little, and ``started`` is slightly too high.
+    # Seconds from ``begin`` to the start of the learner's clock. ``look`` computes them from the current time and
+    # ``wall_s``, the time on the learner's clock. The learner reads its clock a little before ``look`` reads the
+    # current time, so ``started`` is slightly too high.
     started = 0.0
 
     def add_evaluations() -> bool:

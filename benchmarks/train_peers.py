@@ -26,7 +26,7 @@ _PEERS = ("stable-baselines3", "pybullet_envs_gymnasium")
 
 
 def main() -> int:
-    description = "Compare the speed of a training with the TD3 of Stable-Baselines3 and SBX. Takes minutes."
+    description = "Compare the training speeds of td3-robot, Stable-Baselines3 and SBX, all with TD3. Takes minutes."
     options = train.options("python benchmarks/train_peers.py", description).parse_args()
     report = train.measure(options, peers)
     report["machine"] = harness.describe("td3-robot", "torch", "numpy", "pybullet", *_PEERS, *SBX)
@@ -40,7 +40,10 @@ def peers(*, threads: Sequence[int], **sizes: Any) -> Contestants:
 
 
 def compare(results: list[dict[str, Any]]) -> None:
-    """Compare every contestant with the fastest Stable-Baselines3 of the same round, whatever its number of threads."""
+    """Compare the speed of each contestant with the highest speed of Stable-Baselines3 in the same round.
+
+    The highest speed is the maximum over all numbers of threads.
+    """
     best = [max(made) for made in zip(*(row["rounds"] for row in results if row["kind"] == "sb3"), strict=True)]
     for row in results:
         row["over_faster_sb3"] = harness.ratio(row["rounds"], best)
@@ -62,7 +65,7 @@ def _their_training(name: str, threads: int, hidden: list[int], batch: int, step
     """Train, and return the seconds for ``steps`` steps."""
     from sim_peers import c_output_on_stderr  # imports gymnasium
 
-    warnings.simplefilter("ignore")  # their packages warn about each other
+    warnings.simplefilter("ignore")  # the packages imported below warn about each other
     with c_output_on_stderr():
         import gymnasium
         import pybullet_envs_gymnasium  # noqa: F401  registers its robots
@@ -77,7 +80,9 @@ def _their_training(name: str, threads: int, hidden: list[int], batch: int, step
             batch_size=batch, train_freq=1, gradient_steps=1, buffer_size=1_000_000,
             policy_kwargs={"net_arch": hidden}, device="cpu", seed=0,
         )  # fmt: skip
-        model.learn(WARM_UP + RECORD)  # unmeasured, as with td3-robot: SBX compiles at its first updates
+        # The first call of learn() is not measured, because SBX compiles at its first updates. train.ours() also leaves
+        # out its first WARM_UP + RECORD steps.
+        model.learn(WARM_UP + RECORD)
         begin = time.perf_counter()
         model.learn(steps, reset_num_timesteps=False)
         return time.perf_counter() - begin

@@ -58,7 +58,7 @@ def train(trial: dict[str, Any], seed: int, folder: Path) -> None:
     """Begin or resume a training; end it after the trial's number of steps."""
 
     def goes_on(progress: tr.TrainingProgress) -> bool:
-        # If ``stops_at`` is ``total_steps``, the training ends by itself. So it also makes its last evaluation.
+        # If ``stops_at`` is ``total_steps``, let the training end by itself. Then it also makes its last evaluation.
         return progress.env_steps < trial["stops_at"] or trial["stops_at"] == trial["set"].get("total_steps")
 
     if not (folder / "config.yaml").is_file():
@@ -97,7 +97,7 @@ def table() -> list[str]:
 
 
 def _at(points: Curve, steps: int) -> str:
-    """The evaluation at about this number of steps: mean return and reward per step; a dash if there is none."""
+    """The evaluation at about this number of steps: mean return and reward per step. Without an evaluation: a dash."""
     near = [f"{total:.0f} ({total / length:.1f})" for made, total, length in points if abs(made - steps) < 1000]
     return near[0] if near else "–"
 

@@ -2,9 +2,10 @@
 
     python benchmarks/versus.py --base DIR [BENCHMARK …] [--rounds 3] [--json] [-- ARGUMENTS]
 
-Every round runs a benchmark once in both checkouts; the order alternates from round to round. A ratio above 1 means
-that the new checkout (``--new``, by default this one) is faster. The result is the median ratio over the rounds, with
-the lowest and the highest ratio. Arguments after ``--`` replace the arguments of the benchmark in ``BENCHMARKS``.
+Every round runs a benchmark once in both checkouts; the order alternates from round to round. The script divides the
+speed of the new checkout (``--new``, by default the checkout of this script) by the speed of the base checkout. The
+result is the median of this ratio over the rounds, with the lowest and the highest ratio. A ratio above 1 means that
+the new checkout is faster. Arguments after ``--`` replace the arguments of the benchmark in ``BENCHMARKS``.
 """
 
 from __future__ import annotations

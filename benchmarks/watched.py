@@ -2,8 +2,8 @@
 
     python benchmarks/watched.py [--monitors 4] [--rate 100] [--seconds 5] [--json]
 
-The policy server is the real node, as deployed, and the monitors are ``td3-robot monitor``. Turns of three kinds
-alternate: without a monitor, with several monitors, and with one monitor that SIGSTOP has stopped.
+The policy server is the real node, as deployed, and the monitors are ``td3-robot monitor``. Three kinds of
+measurement alternate: without a monitor, with several monitors, and with one monitor that SIGSTOP has stopped.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def main() -> int:
     parser = harness.Options("python benchmarks/watched.py", "Measure what monitors cost a control loop.")
     parser.number("--monitors", 4, "N", "number of monitors")
     parser.number("--rate", 100.0, "HZ", "rate of the robot")
-    parser.number("--seconds", 5, "N", "seconds of each kind")
+    parser.number("--seconds", 5, "N", "seconds to measure each case: no monitor, several monitors, a stopped monitor")
     options = parser.parse_args()
     report: harness.Report = {"machine": harness.describe("td3-robot", "numpy", "pyzmq"), "rate_hz": options.rate}
     with contextlib.ExitStack() as stack:

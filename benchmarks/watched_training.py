@@ -2,9 +2,9 @@
 
     python benchmarks/watched_training.py [walker2d] [--blocks 12] [--stretch 5] [--set KEY=VALUE] [--json]
 
-The method is that of recorded_training.py: the benchmark divides one training into stretches, and a dashboard with one
-viewer runs in half of them. The viewer reads the live stream as the dashboard's page does. It draws nothing, because a
-browser usually runs on another machine.
+The benchmark works like recorded_training.py: it divides one training into stretches. In half of the stretches, a
+dashboard with one viewer runs. The viewer reads the live stream as the dashboard's page does. It draws nothing, because
+a browser usually runs on another machine.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class Dashboards(recorded_training.Recorders):
 
 
 def main() -> int:
-    options = recorded_training.options("watched_training", "Measure what a watched dashboard costs a training.")
+    options = recorded_training.options("watched_training", "Measure how much a watched dashboard slows a training.")
     with tempfile.TemporaryDirectory() as folder:
         sizes = (options.blocks, options.stretch, options.warm_up)
         figures = recorded_training.measure(options.config, Path(folder), *sizes, options.set, Dashboards)

@@ -1,4 +1,4 @@
-"""Hook of MkDocs: it replaces links to files that are not on the site by plain text with the path of the file.
+"""Hook of MkDocs: if a file is not on the site, each link to it becomes plain text with the path of the file.
 
 The site holds only the folder ``docs``, without Python files. A link such as ``../../tests/process/test_deploy.py``
 works in the repository, but not on the site. The build warns if the file does not exist.
@@ -17,7 +17,7 @@ log = logging.getLogger("mkdocs.plugins.hooks")
 
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
-    """Replace the links of one page to files that are not on the site."""
+    """In one page, replace the links to files that are not on the site."""
     folder = (ROOT / "docs" / page.file.src_uri).parent
 
     def replaced(link: re.Match[str]) -> str:

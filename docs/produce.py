@@ -1,6 +1,6 @@
 """Write the parts of the reference pages that come from the code, between markers such as ``<!-- begin: topics -->``.
 
-python docs/produce.py [PAGE ...]           rewrite the parts of these pages; without PAGE, of all pages
+python docs/produce.py [PAGE ...]           rewrite the parts of these pages (default: all pages)
 python docs/produce.py --check [PAGE ...]   exit 1, with one line for each page that is out of date
 """
 
@@ -32,7 +32,7 @@ def made(text: str, parts: Parts) -> str:
     for name, part in parts.items():
         begin, end = f"<!-- begin: {name} -->", f"<!-- end: {name} -->"
         if (text.count(begin), text.count(end)) != (1, 1) or text.index(begin) > text.index(end):
-            raise ValueError(f"markers {begin} and {end} must be there once, in this order")
+            raise ValueError(f"markers {begin} and {end} must each occur once, in this order")
         before, _, rest = text.partition(begin)
         _, _, after = rest.partition(end)
         text = f"{before}{begin}\n{part()}\n{end}{after}"

@@ -65,7 +65,7 @@ def constants() -> str:
         [
             "LONG_SILENCE",
             f"{LONG_SILENCE} s",
-            "in which a client sends nothing to the server; after this time, the client must send a Hello first",
+            "without a message from a client; the client must then send a Hello before any other message",
         ],
         ["DRIVER_SILENCE", f"{DRIVER_SILENCE} s", "of silence after which another process may use a driver's name"],
         ["QUEUE_LENGTH", str(QUEUE_LENGTH), "messages: ZeroMQ's high-water mark at each end and in each direction"],
@@ -73,7 +73,7 @@ def constants() -> str:
         [
             "MAX_SIZE",
             str(codec.MAX_SIZE),
-            "limit of the array sizes N, O, A and E (section 2), and of the elements in a msgpack map or array",
+            "limit of the sizes N, O, A and E (section 2), and of the number of elements in a msgpack map or array",
         ],
         ["MAX_PARTS", str(codec.MAX_PARTS), "maps and lists inside a field of kind map, including this map"],
         ["MAX_DEPTH", str(codec.MAX_DEPTH), "levels of maps and lists inside a field of kind map"],

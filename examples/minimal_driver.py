@@ -146,7 +146,7 @@ class Link:
         return messages
 
     def take(self, topic: str, message: dict) -> bool:
-        """Handle a message of the handshake. Return whether the robot must handle the message, too."""
+        """Handle the message if it belongs to the handshake. Return whether the driver must also handle the message."""
         self.received_at = time.monotonic()
         if topic == "welcome":
             if message["protocol"] != PROTOCOL_VERSION:
@@ -162,7 +162,7 @@ class Link:
             self.welcome = False
             return False
         if topic == "heartbeat":
-            if not self.welcome:  # a Heartbeat answers a Hello: another driver of this name may be alive
+            if not self.welcome:  # in answer to Hello: another driver of this name is possibly alive
                 self.may_move = False
             return False
         return self.welcome

@@ -24,11 +24,11 @@ from td3_robot.specs import Channel, Float32, RobotSpec
 class Pendulum(Robot):
     """A pendulum of 0.5 kg at 0.4 m, which hangs down at angle 0. The motor's 1 N·m is too weak to lift it directly.
 
-    To hold it horizontally takes 0.5 kg · 9.81 m/s² · 0.4 m = 1.96 N·m.
+    Holding the pendulum horizontally needs a torque of 0.5 kg · 9.81 m/s² · 0.4 m = 1.96 N·m.
 
     Args:
-        trial_steps: control periods of an episode, which starts at a random angle. With 0, the first episode starts at
-            0.3 rad and never ends.
+        trial_steps: number of control periods in each episode. Each episode starts at a random angle. If
+            ``trial_steps`` is 0, the first episode starts at 0.3 rad and never ends.
     """
 
     spec = RobotSpec(

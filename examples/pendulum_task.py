@@ -21,7 +21,10 @@ MASS, LENGTH, GRAVITY, DAMPING = 0.5, 0.4, 9.81, 0.3  # kg, m, m/s², 1/s
 
 
 class SwingUp(gymnasium.Env[np.ndarray[Any, Any], np.ndarray[Any, Any]]):
-    """At angle 0, the pendulum hangs down. To hold it horizontal takes 1.96 N·m, but the motor gives at most 1 N·m."""
+    """At angle 0, the pendulum hangs down.
+
+    A torque of 1.96 N·m holds the pendulum horizontal, but the motor gives at most 1 N·m.
+    """
 
     robot_spec = Pendulum.spec
     observation_space = spaces.Box(

@@ -1,9 +1,9 @@
 """A policy as one self-describing file. Weights messages carry the same bytes.
 
-The format is safetensors. It holds the float32 tensors ``actor.0.weight`` [out, in], ``actor.0.bias`` [out], … in layer
-order, with ReLU between layers and tanh after the last. If observations are normalised, it also holds
-``observation.mean`` and ``observation.std`` [in]. The metadata key ``td3_robot`` holds a JSON header with everything
-else. Reading a bundle runs no code, and refuses tensors that do not fit the header.
+The format is safetensors. The file holds the float32 tensors ``actor.0.weight`` [out, in], ``actor.0.bias`` [out], …
+in layer order. The actor applies ReLU between two layers, and tanh after the last layer. If observations are
+normalised, the file also holds ``observation.mean`` and ``observation.std`` [in]. The metadata key ``td3_robot`` holds
+a JSON header with everything else. Reading a bundle runs no code, and refuses tensors that do not fit the header.
 """
 
 from __future__ import annotations
@@ -45,10 +45,11 @@ class Exploration:
 
     Attributes:
         kind: name of a row of :data:`td3_robot.noises.NOISES`.
-        scale: a fraction of half the range of each action. It sets the standard deviation of the noise. For
-            Ornstein-Uhlenbeck noise, it sets the standard deviation of the normal numbers that drive the process. For
-            categorical noise, it sets the temperature of the softmax. A pair [low, high] gives the robots of a source
-            different scales from low to high. ``none``, ``uniform`` and ``uniform_v2`` ignore the scale.
+        scale: sets the standard deviation of the noise. With scale 1, this deviation is half the range of each action.
+            For Ornstein-Uhlenbeck noise, the scale sets the standard deviation of the normal numbers that drive the
+            process. For categorical noise, the scale sets the temperature of the softmax. A pair [low, high] gives the
+            robots of a source different scales from low to high. ``none``, ``uniform`` and ``uniform_v2`` ignore the
+            scale.
         parameters: parameters of the noise by name. Missing parameters have their defaults.
 
     Raises:
@@ -99,7 +100,8 @@ class Bundle:
         hidden: widths of the hidden layers.
         tensors: float32; the module's docstring lists names and shapes.
         exploration: how the policy server explores with this policy.
-        safety: the safety settings of its training. A policy server joins them with its own, see ``limits.joined``.
+        safety: the safety settings of the training. A policy server joins these settings with its own settings, see
+            ``limits.joined``.
         provenance: version, updates, env_steps, task, seed, config, … as plain JSON values.
     """
 
@@ -180,7 +182,7 @@ class Bundle:
 
     @classmethod
     def load_with_bytes(cls, path: Path) -> tuple[Bundle, bytes]:
-        """Return the bundle and the bytes of a file. Raises BundleError if it is no valid bundle or cannot be read."""
+        """Return the bundle and the bytes of a file. Raises BundleError if the file is unreadable or not a bundle."""
         from td3_robot.util import files
 
         try:

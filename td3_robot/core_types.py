@@ -56,7 +56,7 @@ class Farewell(Enum):
 
 
 Origin = Peer | str
-"""The sender of an input or the receiver of an output: a client, or the name of the link to a server."""
+"""The sender of an input or the receiver of an output: a client as a Peer, or a server as the name of its link."""
 Input = tuple[Origin, Message]
 Output = tuple[Origin, Message]
 

@@ -4,16 +4,16 @@ Td3RobotError                 an expected failure; exit code 2 unless noted
 ├── ConfigError               a configuration key, value or file is wrong
 ├── UsageError                a command line is wrong
 │   └── ArgumentError         an argument of a Python function is wrong
-├── BundleError               a policy, weights message or checkpoint is missing, damaged or hostile, or does not fit
+├── BundleError               a policy, weights message or checkpoint is missing, damaged, hostile or unsuitable
 ├── DivergenceError           training has diverged; more updates would destroy the policy
 ├── ProtocolError             bytes from a peer are not a message of this protocol
-├── HandshakeError            one side of a link refuses the other, for example because of another configuration
+├── HandshakeError            one side of a link refuses the other, for example because their configurations differ
 ├── EndpointError             an address cannot be used or is not allowed
 │   └── EndpointBusyError     another process serves an ``ipc://`` address
 ├── KeysError                 a key, key folder or allow-list is missing, damaged or open to other users
 ├── CommandError              a policy server or robot does not carry out an operator's command (exit code: 1)
 ├── LifecycleError            the state of a node does not allow a command (exit code: 1)
-├── SessionError              a recording is damaged, not a recording, or of another protocol version
+├── SessionError              a file is not a recording, or it is damaged or has another protocol version
 ├── RunFolderError            a run folder is taken, missing or not a run
 └── NodeError                 a process, host or storage of a training has failed (exit code: that of the process, or 1)
 """
@@ -49,8 +49,8 @@ class UsageError(Td3RobotError):
 class ArgumentError(UsageError, ValueError):
     """An argument of a Python function has a value that is not allowed.
 
-    A command prints ``--`` before the name, because its option and the argument have the same name.
-    ``problem`` says what the value is, and what is allowed.
+    If the value comes from an option of a command, the option has the same name. So the command prints ``--`` before
+    the name. ``problem`` says what the value is, and what is allowed.
     """
 
     def __init__(self, name: str, problem: str) -> None:
@@ -58,7 +58,10 @@ class ArgumentError(UsageError, ValueError):
 
 
 class BundleError(Td3RobotError):
-    """A policy bundle, weights message or checkpoint is missing, damaged or hostile, or does not fit."""
+    """A policy bundle, weights message or checkpoint is missing, damaged, hostile or unsuitable.
+
+    An unsuitable policy is, for example, a policy for another robot.
+    """
 
 
 class DivergenceError(Td3RobotError):
@@ -66,7 +69,7 @@ class DivergenceError(Td3RobotError):
 
 
 class ProtocolError(Td3RobotError):
-    """Bytes from a peer are not a valid message. ``kind`` names the counter of such messages."""
+    """Bytes from a peer are not a valid message. ``kind`` names the counter that counts this error."""
 
     def __init__(self, kind: str, text: str) -> None:
         super().__init__(text)
@@ -109,7 +112,7 @@ class LifecycleError(Td3RobotError):
 
 
 class SessionError(Td3RobotError):
-    """A recording is damaged, not a recording, or of another protocol version."""
+    """A file is not a recording, or it is damaged or has another protocol version."""
 
 
 class RunFolderError(Td3RobotError):

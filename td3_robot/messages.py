@@ -60,7 +60,7 @@ class ActionOrigin(IntEnum):
     HELD = 2  # no Action came in time: each robot repeats its last action; after a reset, a simulator applies zero
     ZERO = 3  # no Action came in time: the robots apply zero, or the limit nearest to zero
     SAFE = 4  # the safe action: the policy server sent it, or the source is inactive, in fault, or waits for an Action
-    OPERATOR = 5  # an Action whose ``operated`` is not empty: operators have at least one robot, see Step.operated
+    OPERATOR = 5  # an Action whose ``operated`` is not empty: operators have taken over robots, see Step.operated
 
     @classmethod
     def name_of(cls, number: int) -> str:
@@ -82,8 +82,8 @@ class FieldType:
         kind: an integer type, ``f64``, ``text``, ``bytes``, ``map`` (keys are text; values are numbers, text, booleans,
             nil, lists or maps), ``list`` (with the same types of values) or ``array``.
         meaning, unit: text for people.
-        limit: the maximum number of characters of ``text``, or of bytes of ``bytes``. MAX_BYTES of the message limits
-            maps and lists.
+        limit: the maximum length: in characters for the kind ``text``, in bytes for the kind ``bytes``. For maps and
+            lists, the limit is MAX_BYTES of the message.
         dtype: type of an array's numbers, as a little-endian numpy type code.
         shape: sizes of an array; each is N, O, A or E.
         tolerance: see :class:`Shape`.
@@ -111,8 +111,8 @@ class Shape:
 
     Attributes:
         letters: one of N, O, A, E for each dimension.
-        tolerance: t. On another kind of machine, a replayed number may differ from the recorded ``value`` by at most
-            ``t + t·|value|``. On the same kind of machine, a replay must compute the same bits.
+        tolerance: a number, called t here. On another kind of machine, a replayed number may differ from the recorded
+            ``value`` by at most ``t + t·|value|``. On the same kind of machine, a replay must compute the same bits.
     """
 
     letters: str
@@ -151,7 +151,7 @@ MAX_COMMAND = 1 << 22
 LONGEST_PAYLOAD = MAX_COMMAND - (1 << 14)
 """The maximum size of the policy in a Command, in bytes."""
 MAX_PAYLOAD = (1 << 26) - 4096
-"""The maximum size of ``payload`` in Weights or SimulatorState, in bytes. The other fields use the rest of 64 MiB."""
+"""The maximum size of ``payload`` in Weights or SimulatorState, in bytes. 4096 bytes are left for the other fields."""
 
 
 class Message(msgspec.Struct, frozen=True, eq=False, weakref=True):
@@ -188,13 +188,14 @@ def wire_fields(message: type[Message]) -> dict[str, FieldType]:
 LARGEST = float(np.finfo(np.float32).max)
 """The largest number in an operator's action. Actions are float32."""
 _SOURCE = "id of the simulator process or robot"
-_INCARNATION = "number that grows with each start of the source; both Steps of a transition have the same one"
+_INCARNATION = "number that grows with each start of the source; the two Steps of a transition have the same number"
 
 
 class Hello(Message, frozen=True):
     """The first message of a client on a link. The client repeats it until the server answers Welcome or Refused.
 
-    Hello, Welcome and Refused keep these fields in every protocol version, so that both sides can report a mismatch.
+    Every protocol version keeps the fields that Hello, Welcome and Refused have now, so that both sides can report a
+    mismatch.
     """
 
     NAME: ClassVar[str] = "hello"
@@ -252,8 +253,8 @@ class Bye(Message, frozen=True):
 
 _OPERATED = (
     "the operator's name by robot index, for each robot that an operator has taken over; an empty name means that the "
-    "robot does not apply the operator's action, usually because the operator is silent and the robot gets the safe "
-    "action; the field is left out if no robot is taken over"
+    "robot does not apply the operator's action (usually the operator is silent, so the robot gets the safe action); "
+    "the field is left out if no robot is taken over"
 )
 
 
@@ -281,7 +282,7 @@ class Step(Message, frozen=True, omit_defaults=True):
     action: Annotated[
         Float32,
         Shape("NA"),
-        "the applied action; at FIRST the motor command at the start of the episode, 0 in a simulator",
+        "the applied action; for a robot at FIRST: the motor command at the start of the episode, or 0 in a simulator",
         "of channel",
     ]
     origin: Annotated[
@@ -333,9 +334,10 @@ class Action(Message, frozen=True, omit_defaults=True):
 
     ``weights_version`` 0 means that the policy chose no action. Then the Action is the safe action, unless ``operated``
     has an operator's name. The server sends the safe action if it is inactive or in fault. With safety settings, the
-    server also has a *watch* over each source, with its own state. If the watch is not active, the server sends the
-    safe action. A safe action replaces an earlier Action for the same Step. The server can answer a repeated Step
-    again; the source may ignore that Action.
+    server also has a *watch* over each source. Each watch has a state, too. If the watch over a source is not active,
+    the server sends the safe action to this source. A safe action replaces an earlier Action for the same Step. If a
+    source sends a Step again, the server can answer this Step a second time. The source may ignore the second Action,
+    if it is not the safe action.
     """
 
     NAME: ClassVar[str] = "action"
@@ -352,12 +354,12 @@ class Action(Message, frozen=True, omit_defaults=True):
         "of channel",
     ]
     weights_version: Annotated[
-        U64, "weights that computed the action; 0: the safe action, or operators have all robots"
+        U64, "weights that computed the action; 0: the safe action, or operators have taken over all robots"
     ]
     noise_kind: Annotated[
         U32,
         "0 none, 1 and 5 Gaussian, 2 and 6 uniform, 3 and 7 Ornstein-Uhlenbeck, 4 and 8 categorical, 1000 and above: "
-        "noises of installed packages; a receiver also applies actions with an unknown number",
+        "noises of installed packages; a receiver also applies an action whose noise_kind it does not know",
     ]
     noise_seed: Annotated[U64, "seed of the noise; 0 without noise"]
     operated: Annotated[dict[str, str], wire("map"), _OPERATED] = {}
@@ -387,7 +389,7 @@ class Throttle(Message, frozen=True):
 
 
 class SimulatorState(Message, frozen=True):
-    """Lock-step: the complete state of a simulator after the Step with the sequence ``answers`` - 1.
+    """Lock-step: the complete state of a simulator after a Step. The sequence of this Step is ``answers`` - 1.
 
     A simulator sends its state when a Throttle asks for it. The learner keeps the state with its checkpoint. To repeat
     the run from the checkpoint, the learner sends the state back. Then the simulator restores the state, answers with
@@ -398,7 +400,7 @@ class SimulatorState(Message, frozen=True):
     MAX_BYTES: ClassVar[int] = 1 << 26
 
     source: Annotated[Text, _SOURCE]
-    incarnation: Annotated[U64, "incarnation of the next Steps"]
+    incarnation: Annotated[U64, "incarnation of the Steps that follow this state"]
     answers: Annotated[U64, "sequence of the simulator's newest Step, plus one; 0 before the first"]
     payload: Annotated[bytes, wire("bytes", max_length=MAX_PAYLOAD), "the state, in a private format of the simulator"]
 
@@ -413,7 +415,7 @@ class Weights(Message, frozen=True):
     NAME: ClassVar[str] = "weights"
     MAX_BYTES: ClassVar[int] = 1 << 26
 
-    version: Annotated[U64, "1, 2, 3, …; only a learner that returns to a snapshot in lock-step repeats a number"]
+    version: Annotated[U64, "1, 2, 3, …; numbers repeat only in lock-step, if the learner returns to a checkpoint"]
     updates: Annotated[U64, "number of critic updates of the learner so far", "updates"]
     env_steps: Annotated[U64, "number of transitions that the learner has received so far", "transitions"]
     sha256: Annotated[Text, "hexadecimal SHA-256 of payload"]
@@ -445,7 +447,7 @@ class Status(Message, frozen=True):
     state: Annotated[Text, "starting, ready, running, finished or failed"]
     detail: Annotated[LongText, "one line for a person; empty when all is well"]
     figures: Annotated[Numbers, "measurements by name"]
-    counters: Annotated[Numbers, "counts since start by name: missed, undelivered, refused, …"]
+    counters: Annotated[Numbers, "counts by name, since the start of the node: missed, undelivered, refused, …"]
 
 
 class Command(Message, frozen=True, omit_defaults=True):
@@ -461,8 +463,8 @@ class Command(Message, frozen=True, omit_defaults=True):
     id: Annotated[U64, "random number of the sender; the Reply repeats it"]
     target: Annotated[
         Text,
-        "name of a robot; empty: the server. If empty, configure, activate, deactivate, reset and estop also reach "
-        "all robots",
+        "name of a robot; empty: the server. With an empty target, the verbs configure, activate, deactivate, reset "
+        "and estop also reach all robots",
     ]
     verb: Annotated[
         Text,
@@ -472,8 +474,9 @@ class Command(Message, frozen=True, omit_defaults=True):
     reason: Annotated[LongText, "why, for the log; may be empty"]
     version: Annotated[
         U64,
-        "load: version of the policy, 0 for the next number; rollback: version to use, 0 for the newest older version "
-        "that a person loaded, or for the previous version if no person loaded an older one",
+        "load: version of the policy, or 0 for the next number; rollback: version to use; 0 means: of the versions "
+        "before the current version, the newest that a person loaded; if a person loaded none of these versions, the "
+        "newest of them",
     ]
     sha256: Annotated[Text, "load: hexadecimal SHA-256 of payload; else empty"]
     payload: Annotated[bytes, wire("bytes", max_length=LONGEST_PAYLOAD), "load: a policy bundle; else empty"]
@@ -548,8 +551,9 @@ class Start(Message, frozen=True):
 class Turn(Message, frozen=True):
     """The time and the inputs of one turn of a core. The Start and all Turns determine the outputs of the core.
 
-    An input is a list of origin, topic and fields. The origin is the link of a server, or ``#`` and the key of a
-    client's connection. If a message has arrays or a long payload, the field ``named`` replaces its fields and
+    An input is a list of origin, topic and fields. If the message comes from a server, the origin is the name of the
+    link. If the message comes from a client, the origin is ``#`` and the key of the client's connection. If a message
+    has arrays or a long payload, the input does not hold the message's fields. It holds a field ``named``, which
     identifies the recorded message. A Step or Action also has ``wire`` (its payload in base64) and ``robots`` (the N of
     the message). With these fields a replay can decode the message even if the sender died before the recorder received
     the message.
@@ -608,7 +612,11 @@ class Latches(Message, frozen=True):
 
 
 class Record(Message, frozen=True):
-    """A copy of a published message for recorders and monitors. The publisher sends it once and never waits."""
+    """A copy of a published message for recorders and monitors.
+
+    The publisher makes one Record of each message, and never waits for a recorder or a monitor. After a new Welcome,
+    the publisher may send a Record again.
+    """
 
     NAME: ClassVar[str] = "record"
     MAX_BYTES: ClassVar[int] = Weights.MAX_BYTES + 1024

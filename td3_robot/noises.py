@@ -32,14 +32,14 @@ CHOSEN_BY_THE_LEARNER = ("none", "uniform", "categorical", "uniform_v2", "catego
 """Noises that a configuration cannot name. The learner chooses uniform noise for the warm-up, and categorical noise to
 draw discrete actions. A policy without exploration has the noise ``none``."""
 _V2 = {kind: f"{kind}_v2" for kind in ("gaussian", "uniform", "ornstein_uhlenbeck", "categorical")}
-"""Maps each old kind, which draws the numbers robot by robot, to its successor. Old runs use the old kinds."""
+"""The successor of each old kind. The old kinds draw the numbers robot by robot. Old runs use the old kinds."""
 
 
 def like(kind: str, configured: str) -> str:
     """Return ``kind`` or its ``_v2`` kind, to match the ``configured`` noise.
 
-    If the configured noise is a ``_v2`` kind, the result is the ``_v2`` kind of ``kind``; otherwise, ``kind`` itself.
-    So an old run draws the same random numbers again.
+    If the configured noise is a ``_v2`` kind, the result is the successor of ``kind``, for example ``uniform_v2`` for
+    ``uniform``. Otherwise, the result is ``kind`` itself. So an old run draws the same random numbers again.
     """
     return _V2.get(kind, kind) if configured in _V2.values() else kind
 

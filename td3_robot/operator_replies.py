@@ -21,7 +21,10 @@ FOLLOWED: dict[str, Callable[[Reply], bool]] = {
     "configure": lambda answer: answer.state != State.UNCONFIGURED,
     "activate": lambda answer: answer.state == State.ACTIVE,
 }
-"""Maps each command that robots confirm to a function that checks a Reply: has the robot followed the command?"""
+"""For each command that robots confirm: a function that takes a robot's Reply.
+
+The function returns whether the robot has followed the command.
+"""
 
 
 def messages_of(bus: Bus, timeout: float) -> Iterator[Message | None]:
@@ -36,7 +39,10 @@ def messages_of(bus: Bus, timeout: float) -> Iterator[Message | None]:
 
 
 def _states(bus: Bus, reply: Reply, messages: Iterator[Message | None]) -> dict[str, Reply | None]:
-    """Ask each robot in the Reply for its state. Return the answers by robot; None for a robot that does not answer."""
+    """Ask each robot in the Reply for its state. Return a map from the robots' names to their answers.
+
+    The value is None for a robot that does not answer.
+    """
     connected = reply.detail.get("connected")
     robots = [name for name in connected if isinstance(name, str)] if isinstance(connected, list) else []
     asked = {secrets.randbits(63): name for name in robots}
@@ -52,8 +58,9 @@ def _states(bus: Bus, reply: Reply, messages: Iterator[Message | None]) -> dict[
 def confirmed(bus: Bus, verb: str, reply: Reply, messages: Iterator[Message | None]) -> Reply:
     """Ask the connected robots whether they have followed a Command that the server has passed on.
 
-    Add the names of the robots that followed (``confirmed``) and of the others (``unconfirmed``) to the server's Reply.
-    This function asks only the robots that the Reply names, which are at most 512.
+    Add two lists to ``detail`` of the server's Reply: ``confirmed`` (names of the robots that followed) and
+    ``unconfirmed`` (names of the other robots). The Reply contains the names of at most 512 robots. This function asks
+    only these robots.
 
     Raises:
         CommandError: a robot has not followed the Command; or the Reply omits the name of a connected robot; or the
@@ -80,10 +87,11 @@ def confirmed(bus: Bus, verb: str, reply: Reply, messages: Iterator[Message | No
 
 
 def with_faults(bus: Bus, reply: Reply) -> Reply:
-    """Add the faults and emergency stops of the server and its robots to a Reply about a state.
+    """Add the faults and emergency stops of the server and its robots to the Reply that answers a Command ``state``.
 
-    The Reply's detail then begins with ``faults`` (reason by node). ``robots`` (state by robot) and ``loops`` (rate,
-    jitter and share of missed deadlines by robot) follow, unless they are empty.
+    The detail of the new Reply begins with the map ``faults``. Its keys are the names of the nodes with a fault, and
+    its values are the reasons. Two more maps follow, unless they are empty. ``robots`` maps each robot to its state.
+    ``loops`` maps each robot to the rate, the jitter and the share of missed deadlines of its control loop.
     """
     answers = _states(bus, reply, messages_of(bus, _ROBOTS_ANSWER))
     sources, stopped = reply.detail.get("sources"), reply.detail.get("stopped")

@@ -28,8 +28,8 @@ from td3_robot.util import arguments
 from td3_robot.util.text import NAME, NAME_RULE, one_line
 
 _LONGEST_REASON = 1000  # characters
-# Seconds without a message after which the server counts as silent. This client sends a Heartbeat after 1 s of silence,
-# and the server returns it at once.
+# If no message comes for this many seconds, the server counts as silent. If this client has sent nothing or received
+# nothing for 1 s, the client sends a Heartbeat. The server returns the Heartbeat at once.
 _SILENCE = 3.0
 
 
@@ -53,8 +53,8 @@ class Operator:
     active, fault or finalized. ``detail`` is a map with more facts about the node.
 
     The methods raise a CommandError if the node refuses the command or does not answer in time. ``configure``,
-    ``activate`` and ``estop`` without ``target`` also raise it if a connected robot does not follow. The methods raise
-    an ArgumentError if an argument is not allowed.
+    ``activate`` and ``estop`` without ``target`` also raise a CommandError if a connected robot does not follow the
+    command. The methods raise an ArgumentError if an argument is not allowed.
 
     Args:
         endpoint: address of the policy server.
@@ -70,7 +70,7 @@ class Operator:
     def state(self, *, target: str = "") -> Reply:
         """Return the state, the policy and the robots.
 
-        ``detail["faults"]`` maps each node that has a fault or an emergency stop to the reason.
+        If a node has a fault or an emergency stop, ``detail["faults"]`` holds the reason under the name of this node.
         """
         return self.ask(make_command("state", target))
 
@@ -92,13 +92,14 @@ class Operator:
         Without ``target``, ``detail["confirmed"]`` names the robots that have stopped. This method cuts a reason after
         1000 characters, because a long reason must not prevent a stop.
 
-        If a CommandError has a ``reply`` with an empty ``error``, the server has stopped. But a robot has not confirmed
-        its stop, or no robot is connected.
+        Without ``target``, this method also raises a CommandError if a robot has not confirmed its stop, or if no robot
+        is connected. In both cases, the emergency stop of the server itself is in force, and the ``reply`` of the
+        CommandError has an empty ``error``.
         """
         return self.ask(make_command("estop", target, reason))
 
     def reset(self, reason: str = "", *, target: str = "") -> Reply:
-        """End an emergency stop, or leave fault.
+        """End an emergency stop, or leave the state fault.
 
         The next state is inactive. If nobody has configured the node, the next state is unconfigured.
         """
@@ -110,7 +111,8 @@ class Operator:
         Args:
             policy: a :class:`Policy`, the name of a shipped policy, a run folder, or a policy file.
             reason: why the operator loads it, for the log; at most 1000 characters.
-            force: load the policy as the newest version, even if its own version is lower.
+            force: replace the version of the policy by the highest version so far plus 1. So the server also accepts a
+                policy with a lower version.
         """
         return self.ask(load_command(policy, "", reason, force=force))
 
@@ -118,8 +120,9 @@ class Operator:
         """Serve another policy that the server holds, usually an older one, and refuse the weights of learners.
 
         Args:
-            version: version of the policy, see :meth:`state`. 0 means the newest older policy that a person loaded. If
-                no person loaded an older one, 0 means the previous policy.
+            version: version of the policy, see :meth:`state`. 0 chooses from the held versions before the current
+                version. The choice is the newest version that a person loaded. If no person loaded any of these
+                versions, the choice is the newest of these versions.
             reason: why the operator does this, for the log.
         """
         return self.ask(make_command("rollback", "", reason, version))
@@ -227,7 +230,7 @@ class Takeover:
     back, takes it over or resets it. Use a Takeover from one thread only.
 
     Attributes:
-        actions: the action channels: name, unit, and the limits ``low`` and ``high`` of the server.
+        actions: the action channels. Each has a name, a unit, and the server's limits ``low`` and ``high``.
         period_s: the control period of the robot, in seconds.
         deadline_s: the longest time between two commands, in seconds.
     """
@@ -249,7 +252,7 @@ class Takeover:
         """Send an action. The server applies the limits and rate limits of the robot.
 
         Args:
-            action: one number for each channel of ``actions``, in their units.
+            action: one number for each channel of ``actions``, in the unit of the channel.
 
         Raises:
             CommandError: the server has refused an earlier action, or is silent.

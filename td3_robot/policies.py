@@ -32,9 +32,9 @@ def find_policy(name: str | Path) -> Path:
 
     Args:
         name: a shipped policy such as ``walker2d``, a run folder, or a policy file. If a file or folder has the name of
-            a shipped policy, the function chooses the shipped policy. For the folder, write the text ``"./walker2d"``,
-            not a Path: a Path drops the ``./``. From a run folder, the function chooses the best policy, or the final
-            policy if the run has no best policy.
+            a shipped policy, the function chooses the shipped policy. To choose the file or folder, write the text
+            ``"./walker2d"``, not a Path: a Path drops the ``./``. From a run folder, the function chooses the best
+            policy, or the final policy if the run has no best policy.
 
     Raises:
         BundleError: there is no such policy, or the folder holds no policy.

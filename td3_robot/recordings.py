@@ -105,10 +105,11 @@ class Recording:
         """Return the numbers of a topic as arrays with R rows.
 
         Returns:
-            Arrays by field name. Their shape is [R] for one number per row, and [R, O] or [R, A] for O
-            observation or A action channels. docs/reference/protocol.md lists their dtypes. ``received_s``
-            (float64[R], s since 1970) is the time at which the recorder received the row. The arrays leave out
-            fields with text, maps, lists or bytes; for these fields see :meth:`to_pandas`.
+            Arrays by field name. A field with one number per row has the shape [R]. A field with O observation
+            channels has the shape [R, O], and a field with A action channels has the shape [R, A].
+            docs/reference/protocol.md lists the dtypes. ``received_s`` (float64[R], s since 1970) is the time at
+            which the recorder received the row. The arrays leave out fields with text, maps, lists or bytes; for
+            these fields see :meth:`to_pandas`.
 
         Raises:
             SessionError: the recording has no such messages, is damaged, or its robots have different channels.
@@ -132,7 +133,7 @@ class Recording:
         return {name: np.concatenate(part) for name, part in parts.items()}
 
     def transitions(self) -> Transitions:
-        """Return the transitions of all robots. No transition crosses the end of an episode or a gap.
+        """Return the transitions of all robots. No transition crosses a gap or the end of an episode.
 
         Raises:
             SessionError: the recording has no Steps, names no robot, is damaged, or has two kinds of robots.

@@ -63,14 +63,17 @@ class Run:
 
     @property
     def env_steps(self) -> int:
-        """Environment steps that the run has made. During a training, only those up to the newest checkpoint."""
+        """Environment steps that the run has made.
+
+        During a training, the steps after the newest checkpoint do not count.
+        """
         return RunFolder(self.path).steps_made()
 
     @property
     def best_policy(self) -> Policy:
-        """The policy with the highest mean return of all evaluations after the first update.
+        """The policy whose evaluation had the highest mean return. Evaluations before the first update do not count.
 
-        If the run has no such evaluation, this is the final policy.
+        If the run has no evaluation after the first update, this is the final policy.
 
         Raises:
             BundleError: the run has not saved a policy yet.
@@ -79,7 +82,7 @@ class Run:
 
     @property
     def final_policy(self) -> Policy:
-        """The policy from the last time that the training ended or was stopped.
+        """The policy that was saved when the training last ended or stopped.
 
         Raises:
             BundleError: the training has not ended yet, or nothing was learned.
@@ -120,8 +123,8 @@ class Run:
         more ``total_steps`` than the run has made. Otherwise, this method returns the finished run without training.
 
         Args:
-            total_steps: environment steps of the whole run, including the steps made so far; None keeps the number of
-                the run.
+            total_steps: environment steps of the whole run, including the steps made so far; None keeps the run's
+                ``total_steps``.
             overrides: as in :func:`train`.
             callback: as in :func:`train`.
             progress: as in :func:`train`.
@@ -130,8 +133,8 @@ class Run:
             This run.
 
         Raises:
-            UsageError: the run has already made more than ``total_steps``, has no checkpoint to resume from, or cannot
-                change a key of ``overrides``.
+            UsageError: the run has already made more than ``total_steps``, or has no checkpoint to resume from, or
+                ``overrides`` has a key that cannot change in a resumed run.
             ConfigError: a key or value is wrong, or a package is not installed.
             RunFolderError: another process trains in the folder.
             NodeError: a process cannot run, died too often, or was not ready in time.

@@ -23,7 +23,7 @@ UInt32 = NDArray[np.uint32]
 UInt64 = NDArray[np.uint64]
 
 MAX_CHANNELS = 4096
-"""The maximum number of observation or action channels. A peer must not be able to exhaust the memory of a node."""
+"""The maximum number of observation or action channels. Without this limit, a peer could exhaust a node's memory."""
 _FLOAT32_MAX = float(np.finfo(np.float32).max)
 
 

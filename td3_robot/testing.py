@@ -24,7 +24,7 @@ class ManualClock:
             ValueError: ``seconds`` is negative.
         """
         if seconds < 0:
-            raise ValueError(f"the clock does not go back by {-seconds} s")
+            raise ValueError(f"the clock cannot go back by {-seconds} s")
         self.now += seconds
         return self.now
 
@@ -59,7 +59,8 @@ class FakeRobot:
     def observe(self, observation: Float32, reward: float = 0.0, phase: Phase = Phase.MID) -> Action | None:
         """Publish an observation of all O channels, float32[O]. Returns the Action that answers it, or None.
 
-        The Step reports that the robot applied the answer to the previous observation, or zero if there was no answer.
+        The robot sends the observation in a Step. The applied action in this Step is the answer to the previous
+        observation. If there was no such answer, the applied action is zero.
         The first observation of an episode always gets the phase FIRST. Its Step has a zero action and the reward 0.
 
         Raises:

@@ -25,13 +25,14 @@ class Topic:
             or any.
         rate: how often the publisher sends the message. The rate is text, because most rates depend on the
             configuration.
-        queue: what happens when the queue is full. *never drop*: the sender waits; a sender that must not wait drops
-            and counts the message. *keep latest*: the receiver empties its queue and uses the newest message of each
-            sender. It counts the older messages, except Throttles and repeated Actions. In lock-step, the policy server
-            uses all Weights. *never wait*: the sender drops the message, and counts it if it was for a recorder.
-            *handshake*: the rules of the handshake apply.
-        recorded: which side copies the message to a recorder. *sent*: the publisher copies it once for all subscribers.
-            *taken*: the subscriber copies it, because the publisher has no recorder. *no*: no side copies it.
+        queue: what happens when the queue is full. *never drop*: the sender waits. Only a sender that must not wait
+            drops the message, and counts it. *keep latest*: the receiver empties its queue and uses the newest message
+            of each sender. It counts the older messages, except Throttles and repeated Actions. In lock-step, the
+            policy server uses all Weights. *never wait*: the sender drops the message, and counts it if it was for a
+            recorder. *handshake*: the rules of the handshake apply.
+        recorded: which side copies the message to a recorder. *sent*: the publisher makes one copy, even if the message
+            has several subscribers. *taken*: the subscriber copies it, because the publisher has no recorder. *no*: no
+            side copies it.
     """
 
     message: type[Message]
@@ -44,11 +45,11 @@ class Topic:
 
 
 RECORDER = "recorder"
-"""The link to the recorder. A message that a node sends on this link goes only to recorders and monitors."""
+"""The link to the recorder. Monitors also get the messages that a node sends on this link. No other peer gets them."""
 MONITOR = "monitor"
 """The link to a monitor. A monitor gets the same messages as the recorder, except Turns."""
 LISTENERS = (RECORDER, MONITOR)
-"""The links that get copies of the messages of every node. No node waits for them."""
+"""The links that get copies of the messages of every node. No node waits for a recorder or a monitor."""
 LINKS = ("policy", "learner", "supervisor", *LISTENERS)
 """The links of a run, named after their servers."""
 

@@ -89,7 +89,8 @@ def acted(
 ) -> Callable[..., list[tuple[str, Message]]]:
     """``acted(steps)`` returns messages of a policy server, a learner, and a simulator with two robots.
 
-    The learner sends Weights before the first Step, and again before Step ``steps // 2`` if that is a later Step.
+    The learner sends Weights before Step 0. If ``steps`` is 2 or more, the learner sends Weights again before Step
+    ``steps // 2``.
     """
 
     def run(steps: int = 30) -> list[tuple[str, Message]]:

@@ -1,4 +1,4 @@
-"""The public names of td3_robot, their signatures, and the packages that importing these names loads."""
+"""The public names of td3_robot, their signatures, and which packages are loaded by an import of these names."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ OTHERS = {"Channel", "CommandError", "RobotSpec", "Td3RobotError", "__version__"
 """The public names that are in none of the tables above."""
 
 
-def test_these_are_the_public_names() -> None:
+def test_the_tables_contain_exactly_the_public_names() -> None:
     assert set(td3_robot.__all__) == {*FUNCTIONS, *CLASSES, *OTHERS}
     assert set(td3_robot.__all__) <= set(dir(td3_robot))
     with pytest.raises(AttributeError, match="module 'td3_robot' has no attribute 'trian'"):
@@ -139,7 +139,7 @@ def test_the_version_equals_the_version_in_pyproject() -> None:
     assert done.stdout == f"td3-robot {written[1]}\n"
 
 
-def test_a_checkout_that_is_not_installed_has_the_same_version() -> None:
+def test_the_version_is_the_same_if_the_package_is_not_installed() -> None:
     code = (
         "from importlib import metadata\n"
         "def absent(name): raise metadata.PackageNotFoundError(name)\n"

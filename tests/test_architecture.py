@@ -83,7 +83,7 @@ def test_a_module_imports_only_allowed_modules(module: Path) -> None:
         "config/resume.py",
     ],
 )
-def test_modules_for_all_algorithms_contain_no_name_of_an_algorithm(place: str) -> None:
+def test_modules_that_serve_every_algorithm_contain_no_algorithm_name(place: str) -> None:
     for module in (ROOT / "td3_robot").glob(place):
         words = set(re.findall(r"\w+", module.read_text(encoding="utf-8").lower().replace("td3-robot", "")))
         assert not words & {"td3", "ddpg", "a2c"}, module
@@ -106,7 +106,8 @@ CORES = (
 )
 """The modules of the cores and of their parts. Nodes and tests use all of these modules, and replay uses most of them.
 
-Two cores are not in this list: the recorder's core writes files, and the evaluator's core is in the node's module.
+Two cores are not in this list. The recorder's core writes files. The evaluator's core is in the same module as the
+evaluator's node.
 """
 IO = {
     *("asyncio", "concurrent", "ctypes", "fcntl", "mmap", "multiprocessing", "os", "pathlib", "select", "selectors"),
@@ -141,8 +142,8 @@ def runtime_imports(module: Path, *, inside_functions: bool) -> set[str]:
 def test_cores_do_no_io(core: str) -> None:
     """A core, and the modules of this project that the core imports, must not use I/O, clocks or threads.
 
-    An import inside a function counts only in the core's package. In other packages, only nodes call some of these
-    functions, for example ``Bundle.load_with_bytes``.
+    Outside the core's package, the test ignores imports inside functions. Other packages have functions that no core
+    calls, for example ``Bundle.load_with_bytes``.
     """
     package = core.rpartition(".")[0]
     chains = {core: core}
@@ -176,7 +177,7 @@ def test_package_init_files_hold_no_code() -> None:
         if module.name == "__init__.py" and module.parent != ROOT / "td3_robot":  # td3_robot loads its names lazily
             *others, last = [None, *ast.parse(module.read_text()).body]
             assert not [it for it in others if it], module
-            assert last is None or isinstance(last, ast.Expr), f"{module} may hold nothing but a docstring"
+            assert last is None or isinstance(last, ast.Expr), f"{module} may hold only a docstring"
 
 
 def test_policy_server_imports_nothing_heavy() -> None:
@@ -191,7 +192,7 @@ def test_policy_server_imports_nothing_heavy() -> None:
     assert not set(loaded) & {*HEAVY, "mcap"}
 
 
-def test_recording_and_replay_need_only_the_extra_record() -> None:
+def test_recording_and_replay_need_only_the_package_extra_named_record() -> None:
     """On a robot, only the base package and its extra ``record`` are installed."""
     recording = [f"recording.{name}" for name in ("node", "info", "recover", "export", "play")]
     modules = [*recording, "replay.check", "replay.policy", "replay.pytest_plugin", "testing"]

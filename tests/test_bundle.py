@@ -25,7 +25,7 @@ Make = Callable[..., Bundle]
 
 
 def taken_apart(payload: bytes) -> tuple[dict[str, Any], dict[str, Any], bytes]:
-    """Split a bundle into the safetensors header without metadata, the td3_robot metadata and the tensors' bytes."""
+    """Split a bundle into its header without metadata; the metadata of td3_robot; and the bytes of its tensors."""
     length = int.from_bytes(payload[:8], "little")
     tensors = json.loads(payload[8 : 8 + length])
     ours = json.loads(tensors.pop("__metadata__")["td3_robot"])
@@ -99,7 +99,7 @@ def test_tensors_in_fortran_order_are_stored_in_c_order(make_bundle: Make) -> No
 # -- damage ----------------------------------------------------------------------------------------------------------
 
 
-def test_truncated_or_longer_bytes_are_refused(make_bundle: Make) -> None:
+def test_a_bundle_with_missing_or_additional_bytes_is_refused(make_bundle: Make) -> None:
     payload = make_bundle().encode()
     for end in range(0, len(payload), 97):
         reason(payload[:end])
@@ -108,7 +108,10 @@ def test_truncated_or_longer_bytes_are_refused(make_bundle: Make) -> None:
 
 
 def test_bundle_with_a_changed_byte_is_refused_or_still_fits_its_header(make_bundle: Make) -> None:
-    """If decode() accepts the bundle, its values are finite and its shapes fit. Only a hash can detect this damage."""
+    """If decode() accepts the bundle, its values are finite and its shapes fit.
+
+    Only a hash can detect the changed byte of such a bundle.
+    """
     payload = make_bundle().encode()
     for position in range(0, len(payload), 97):
         for value in (0x00, 0x7F, 0xFF, payload[position] ^ 1):

@@ -15,9 +15,9 @@ KEEPERS = sorted(
 )
 MONOTONIC = {"monotonic", "sleep"}
 WALL_CLOCK = {
-    "td3_robot/transport/tap.py": {"time_ns"},  # publishing time in recordings
+    "td3_robot/transport/tap.py": {"time_ns"},  # recordings hold the time of each publication
 }
-"""Functions of ``time`` that a module may call for a purpose other than a deadline."""
+"""These modules may also call these functions of ``time``, because no deadline depends on the results."""
 
 
 @pytest.mark.parametrize("module", KEEPERS, ids=lambda path: str(path.relative_to(ROOT)))

@@ -42,7 +42,7 @@ FROZEN = {
     "welcome": {"protocol": "u32", "name": "text", "session": "u64"},
     "refused": {"code": "text", "reason": "text"},
 }
-"""Fields that are the same in every protocol version, so that two peers can recognise different versions."""
+"""Fields that are the same in every protocol version, so that two peers can notice that their versions differ."""
 
 
 def golden(name: str) -> tuple[dict[str, Any], bytes]:

@@ -1,4 +1,4 @@
-"""With a fake clock: how long operators and takeovers wait, and which process is in their errors."""
+"""How long operators and takeovers wait, and whether an error names the silent process. The clock is fake."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def wait_for_a_minute(leg: Takeover, bus: FakeBus) -> None:
         (1000.0, 0.1),  # half of the deadline of 200 ms
     ],
 )
-def test_a_wait_ends_after_the_period_or_half_of_the_deadline(bus: FakeBus, period_ms: float, waits: float) -> None:
+def test_a_wait_takes_one_period_but_at_most_half_of_the_deadline(bus: FakeBus, period_ms: float, waits: float) -> None:
     leg, begin = takeover(bus, period_ms), bus.now
     for number in range(1, 4):
         leg.wait()

@@ -1,4 +1,4 @@
-"""A policy is found by a shipped name, a run folder or a path, and gives actions."""
+"""``find_policy`` finds a policy from a shipped name, a run folder or a path. A ``Policy`` computes actions."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_a_run_folder_gives_its_best_policy_or_the_final_one(run: Path) -> None:
     assert find_policy(str(run)) == run / "best.safetensors"
 
 
-def test_a_file_is_found_under_any_name(tmp_path: Path) -> None:
+def test_a_policy_file_can_have_any_name(tmp_path: Path) -> None:
     (tmp_path / "mine").touch()
     assert find_policy(tmp_path / "mine") == tmp_path / "mine"
 

@@ -58,7 +58,7 @@ def test_produced_pages_are_up_to_date() -> None:
 
 
 @pytest.mark.parametrize("old", ["| HELLO_PERIOD | 0.25 s", "### Throttle", "| `weights` | learner |", "83 a8 70 72"])
-def test_check_reports_an_outdated_document_and_the_generator_updates_it(folder: Path, old: str) -> None:
+def test_check_reports_an_outdated_document_and_a_run_without_check_updates_it(folder: Path, old: str) -> None:
     document = folder / PAGE
     assert old in TEXT
     document.write_text(TEXT.replace(old, "x"))
@@ -70,11 +70,11 @@ def test_check_reports_an_outdated_document_and_the_generator_updates_it(folder:
     assert document.read_text() == TEXT
 
 
-def test_a_missing_marker_is_an_error_of_one_line(folder: Path) -> None:
+def test_a_missing_marker_causes_a_one_line_error(folder: Path) -> None:
     (folder / PAGE).write_text(TEXT.replace("<!-- end: topics -->", ""))
     result = make(PAGE, folder=folder)
     assert result.returncode == 1
-    assert re.fullmatch(r".*protocol.md: markers .* must be there once, in this order\n", result.stderr)
+    assert re.fullmatch(r".*protocol.md: markers .* must each occur once, in this order\n", result.stderr)
 
 
 def test_a_wrong_argument_exits_with_code_2() -> None:
@@ -173,7 +173,7 @@ def test_the_policy_in_the_document_gives_the_action_of_the_policy_server(
     np.testing.assert_allclose(Actor(Bundle.decode(payload))(observation[None])[0], action, rtol=1e-5, atol=2e-5)
 
 
-def test_peer_written_from_the_document_alone_is_served(
+def test_the_policy_server_serves_a_peer_that_is_written_from_the_document_alone(
     tmp_path: Path, make_bundle: Callable[..., Bundle], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A driver that uses only ZeroMQ and msgpack receives a Welcome and, for its Step, an Action."""

@@ -31,7 +31,7 @@ def test_a_recording_describes_itself(pendulum: Recording) -> None:
     assert "pendulum.mcap" in repr(pendulum)
 
 
-def test_arrays_hold_the_recorded_numbers_with_a_row_for_each_robot(pendulum: Recording) -> None:
+def test_arrays_hold_the_recorded_numbers_and_have_a_row_for_each_robot(pendulum: Recording) -> None:
     arrays = pendulum.arrays("step")
     steps = [step for step in pendulum.messages("step") if isinstance(step, Step)]
     rows = sum(len(step.reward) for step in steps)
@@ -71,7 +71,9 @@ def test_a_data_frame_has_the_columns_and_numbers_of_an_export(pendulum: Recordi
     assert frame["reward"].tolist() == [float(row[column]) for row in table]
 
 
-def test_an_error_contains_the_file_or_the_missing_extra(monkeypatch: pytest.MonkeyPatch, pendulum: Recording) -> None:
+def test_an_error_contains_the_name_of_the_file_or_of_the_missing_extra(
+    monkeypatch: pytest.MonkeyPatch, pendulum: Recording
+) -> None:
     with pytest.raises(SessionError, match=r"nowhere\.mcap' cannot be read"):
         open_recording("nowhere.mcap")
     with pytest.raises(SessionError, match="holds no 'steps'; it holds"):

@@ -42,7 +42,7 @@ def test_installed_packages_add_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "cosine" not in Registry("toy", {"root": "math:sqrt"}, "td3_robot.others")
 
 
-def test_name_that_is_taken_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_package_cannot_replace_a_shipped_row(monkeypatch: pytest.MonkeyPatch) -> None:
     installed(monkeypatch, ("root", "math:cos"))
     with pytest.raises(ConfigError, match="the toy 'root' exists already as math:sqrt"):
         Registry("toy", {"root": "math:sqrt"}, "td3_robot.toys").names()

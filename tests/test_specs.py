@@ -38,7 +38,7 @@ def test_difference_names_the_first_differing_value(spec: RobotSpec, change: dic
     assert spec.difference(replace(spec, **change)) == words
 
 
-def test_meaning_of_a_channel_makes_no_difference(spec: RobotSpec) -> None:
+def test_difference_ignores_the_meaning_of_a_channel(spec: RobotSpec) -> None:
     described = tuple(replace(channel, meaning="a force") for channel in spec.actions)
     assert spec.difference(replace(spec, actions=described)) is None
 

@@ -70,7 +70,7 @@ def test_taps_record_exactly_the_topics_of_the_table(topic: Topic) -> None:
     assert subscriber.recorded_topics() == ["turn", *([sample.NAME] if topic.recorded == "taken" else [])]
 
 
-def test_only_heartbeats_and_records_are_not_recorded() -> None:
+def test_every_message_except_heartbeat_and_record_is_recorded() -> None:
     assert {topic.message.NAME for topic in TOPICS if topic.recorded == "no"} == {"heartbeat", "record"}
 
 
@@ -82,7 +82,10 @@ def test_link_is_named_after_one_of_its_ends() -> None:
 
 
 def test_periods_timeouts_and_queue_length_are_consistent() -> None:
-    """A client times out after several lost Heartbeats. At 60 Hz, a queue holds all messages of one timeout period."""
+    """A client times out after several lost Heartbeats.
+
+    At 60 messages per second, a queue holds all messages of PEER_TIMEOUT seconds.
+    """
     assert HELLO_PERIOD < HEARTBEAT_PERIOD
     assert PEER_TIMEOUT >= 3 * HEARTBEAT_PERIOD
     assert QUEUE_LENGTH / 60 > PEER_TIMEOUT

@@ -64,7 +64,7 @@ def test_predict_refuses_wrong_observations(observation: Any, text: str) -> None
         ({}, ValueError, "train needs a configuration or a task"),
         ({"config": 3}, TypeError, f"config is 3, of type int; {PATHS}"),
         ({"config": ""}, ArgumentError, f"config is ''; {PATHS}"),
-        ({"config": "nope"}, ConfigError, "no file 'nope'; shipped files: "),
+        ({"config": "nope"}, ConfigError, "there is no file 'nope'; shipped files in configs: "),
         (
             {"config": "pendulum", "out": "s3://a/b"},
             UsageError,
@@ -167,7 +167,11 @@ def test_a_path_object_is_checked_like_text(path: Any, kind: type[Exception]) ->
     [
         ({"endpoint": None}, TypeError, "endpoint is None, of type NoneType; allowed: text"),
         ({"endpoint": "foo"}, EndpointError, "endpoint 'foo' is not understood; allowed: ipc://PATH, tcp://HOST:PORT"),
-        ({"endpoint": "tcp://192.0.2.1:5"}, EndpointError, "name their folder (endpoints.keys, or the argument keys)"),
+        (
+            {"endpoint": "tcp://192.0.2.1:5"},
+            EndpointError,
+            "set the folder of the keys (in endpoints.keys, or in the argument 'keys')",
+        ),
         ({"keys": "/nope"}, KeysError, "key folder '/nope' has no key pair; make one: "),
         ({"keys": 3}, TypeError, f"keys is 3, of type int; {PATHS}"),
         ({"timeout": 0}, ArgumentError, "timeout is 0; allowed: finite numbers above 0, in s"),

@@ -1,8 +1,8 @@
 """Let a process reach its memory limit. Python imports this module in every process with this folder on PYTHONPATH.
 
-A thread waits until the file in the environment variable LEAK contains the id of the process. Then the thread limits
-the address space of the process to its present size, and takes all memory that is still free in it. The process ends
-with an error, or continues without free memory.
+The environment variable LEAK names a file. A thread waits until this file contains the id of the process. Then the
+thread limits the address space of the process to the present size, and takes all memory that is still free in this
+space. The process ends with an error, or continues without free memory.
 """
 
 from __future__ import annotations

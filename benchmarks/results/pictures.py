@@ -22,7 +22,7 @@ WIDTH, HEIGHT = 240, 180
 
 
 def walk(policy: Path) -> list[np.ndarray]:
-    """Let a policy walk and return its pictures, each uint8[HEIGHT, WIDTH, 3]."""
+    """Let a policy walk. Return the pictures of the walk, each uint8[HEIGHT, WIDTH, 3]."""
     bundle = Bundle.load(policy)
     actor, environment = Actor(bundle), tasks.make(bundle.spec.name, 0)
     observation, pictures = environment.reset(), []

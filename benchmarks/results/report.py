@@ -85,7 +85,8 @@ def _line(row: dict[str, Any], results: list[Result]) -> str:
         for result in shown
     )
     mean = statistics.fmean(result["final"]["mean"] for result in shown)
-    best = [result["best"]["mean"] for result in shown if "best" in result]  # a training without evaluations has none
+    # A training without evaluations has no best policy.
+    best = [result["best"]["mean"] for result in shown if "best" in result]
     complete = len(whole) == len(row["seeds"])
     missed = complete and mean < row.get("bar", mean)
     verdict = " (missed)" if missed else "" if complete else " (not complete)"

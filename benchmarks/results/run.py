@@ -126,7 +126,10 @@ def collect(row: dict[str, Any], seed: int, folder: Path, result: Path) -> None:
 
 
 def evaluate(policy: Path, episodes: int) -> dict[str, Any]:
-    """Evaluate a policy without noise. Return its mean return, standard deviation, returns, steps and updates."""
+    """Evaluate a policy without noise.
+
+    The result has the returns with their mean and standard deviation, and the policy's steps and updates.
+    """
     command = [sys.executable, "-m", "td3_robot.cli.main", "eval", str(policy), "--json", "--seed", "1"]
     done = subprocess.run([*command, "--episodes", str(episodes)], capture_output=True, text=True, check=True)
     report = json.loads(done.stdout)

@@ -1,7 +1,7 @@
 """``td3-robot bench sim``: simulation speed of this machine, and memory of a robot.
 
-All contestants with the same number of robots execute the same random actions. In a vector environment, the benchmark
-counts a reset as a step.
+The benchmark compares contestants, such as one robot alone or a vector environment. Contestants with the same number of
+robots execute the same random actions. In a vector environment, the benchmark counts a reset as a step.
 """
 
 from __future__ import annotations
@@ -67,7 +67,10 @@ def measure(options: argparse.Namespace, others: Callable[[str], Contestants] = 
 
 
 def memory(task: str, resets: int) -> dict[str, Any]:
-    """Measure the RAM (bytes) of a robot, and its growth over many short episodes; both are None if not on Linux."""
+    """Measure the RAM of a robot, and how much the RAM of this process grows over many short episodes.
+
+    Both numbers are in bytes. They are None if the system is not Linux.
+    """
     robots = [tasks.make(task, SEED)]
     _play(robots[0], 20)
     before = machine.resident_bytes()

@@ -27,8 +27,8 @@ class SimulatorCore(SourceCore):
     """A :class:`td3_robot.driver.core.SourceCore` whose body is a :class:`VectorEnvironment`.
 
     Raises:
-        BundleError: (in :meth:`step`) a saved state is damaged, or belongs to another task or number of robots; or the
-            state to save does not fit into a message.
+        BundleError: :meth:`step` raises this in three cases: a saved state is damaged; a saved state is from a
+            simulator with another task or another number of robots; the state to save is too large for a message.
     """
 
     @property
@@ -48,7 +48,10 @@ class SimulatorCore(SourceCore):
         return outputs
 
     def _is_newest(self, message: Throttle | SimulatorState) -> bool:
-        """Whether a message is for this incarnation and its newest Step. Before the first Step, ``answers`` is 0."""
+        """Whether a message is for the newest Step of this incarnation.
+
+        ``answers`` of the message is the sequence of a Step, plus 1. Before the first Step, ``answers`` is 0.
+        """
         return (message.incarnation, message.answers) == (self.incarnation, self.next_sequence)
 
     def _restore(self, state: SimulatorState) -> None:
@@ -56,7 +59,7 @@ class SimulatorCore(SourceCore):
         self.rewind(state.incarnation, transitions, newest)
         self.counters["episodes_not_restored"] += len(reasons)
         if reasons:
-            log.warning("%d robot(s) cannot be restored and begin a new episode: %s", len(reasons), reasons[0])
+            log.warning("%d robot(s) cannot be restored, so they begin a new episode: %s", len(reasons), reasons[0])
 
     def _state(self, payload: bytes) -> SimulatorState:
         return SimulatorState(self.source, self.incarnation, self.next_sequence, payload)

@@ -37,7 +37,7 @@ _EXAMPLES = """examples:
 """
 MAX_STEPS = EvaluationConfig().max_steps
 _FAST = {"libx264": ["-preset", "veryfast"], "libvpx-vp9": ["-deadline", "realtime", "-cpu-used", "8"]}
-"""Fast settings of the encoders. With the default settings, the encoding takes half of the time that a video takes."""
+"""Fast settings of the encoders. With the default settings, half of the time for making a video goes into encoding."""
 _FRAME_RATE = 30.0  # wanted frames per second of a video; the real rate is the step rate divided by a whole number
 
 
@@ -88,7 +88,7 @@ def evaluate(
     Raises:
         ValueError: a number is too low, or the video cannot be written.
         TypeError: an argument has a wrong type.
-        BundleError: the policy does not exist, its file is damaged, or it is for another robot than ``task``.
+        BundleError: the policy does not exist, its file is damaged, or its robot differs from the robot of ``task``.
         ConfigError: the task does not exist, or it cannot be made or drawn. Or ``task`` is None, and the task of the
             training needs a module that this process has not imported.
         NodeError: a reward is not finite.

@@ -28,7 +28,9 @@ _STEPS = 20  # maximum number of environment steps in one call of EvaluatorCore.
 
 
 class EvaluatorCore:
-    """Evaluates the received Weights one after the other. It ignores a version that already waits or is in evaluation.
+    """Evaluates the received Weights one after the other.
+
+    It ignores Weights with a version that is already in the queue or in evaluation.
 
     Args:
         seed: seed of the starting states, the same for all Weights.

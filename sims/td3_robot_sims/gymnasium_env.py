@@ -36,7 +36,7 @@ class RobotEnv(gymnasium.Env[Float32, Float32]):
 
     Raises:
         ConfigError: ``randomization`` has an unknown key, or a value that is not allowed.
-        ValueError: ``render_mode`` has another value.
+        ValueError: ``render_mode`` is not None, ``rgb_array`` or ``human``.
     """
 
     metadata = {"render_modes": ["human", "rgb_array"], "render_fps": 60}  # noqa: RUF012 - as Gymnasium declares it
@@ -72,7 +72,7 @@ class RobotEnv(gymnasium.Env[Float32, Float32]):
         """Start an episode. This also works after :meth:`close`. ``options`` has no effect."""
         super().reset(seed=seed)
         if self._robot is None:
-            # Without a seed, draw one from this object's random stream, which continues after close().
+            # Without a seed, draw a seed from this object's random stream. close() does not restart this stream.
             start = None if seed is not None else int(self.np_random.integers(2**32))
             show = self.render_mode == "human"
             self._robot = Locomotion(self._model, start, show, self._randomization)

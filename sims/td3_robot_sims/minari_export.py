@@ -14,7 +14,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-import h5py  # noqa: F401 - if h5py is missing, this error is clearer than minari's later error
+import h5py  # noqa: F401 - if h5py is missing, the error of this import is clearer than minari's later error
 import minari
 import numpy as np
 from gymnasium import error, spaces
@@ -61,7 +61,7 @@ def export(session: Session, root: Path, name: str) -> Counter[str]:
         :meth:`~td3_robot.recording.episodes.Episodes.lost`.
 
     Raises:
-        SessionError: the recording is damaged, holds two kinds of robots, or has no two consecutive Steps.
+        SessionError: the recording is damaged, holds two kinds of robots, or holds no pair of consecutive Steps.
         OSError: the dataset cannot be written.
     """
     root = root.resolve()  # Minari prepends a relative root to its paths twice
@@ -77,7 +77,7 @@ def export(session: Session, root: Path, name: str) -> Counter[str]:
     episodes = cut()
     batch = list(islice(episodes, _BATCH))
     if not batch:
-        raise SessionError(f"{session.decode.label} has no two consecutive Steps, so there is no episode to export")
+        raise SessionError(f"{session.decode.label} holds no pair of consecutive Steps, so it has no episode to export")
     target.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".td3-robot-", dir=root) as folder:  # renamed when complete
         unfinished = Path(folder) / "dataset"
@@ -154,7 +154,7 @@ def _about(episode: Episode) -> dict[str, Any]:
 
 
 def _facts(session: Session, spec: RobotSpec, counts: Counter[str]) -> dict[str, Any]:
-    """Return the metadata that this module adds to Minari's."""
+    """Return the metadata that this module adds to the metadata of Minari."""
     facts = {key: session.metadata.get(key, "") for key in ("td3-robot", "protocol", "task")}
     with contextlib.suppress(SessionError):  # a recording without its configuration
         facts["seed"] = str(session.config().seed)

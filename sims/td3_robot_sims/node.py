@@ -30,8 +30,8 @@ def _simulate_alone(node: Node) -> None:
     if not node.supervised:
         _check_guest(node)
     where = f"a simulator of that name takes part in the run in {str(node.run.path)!r}"
-    # Of two simulators with the same name, servers accept only the newer one. A supervised simulator waits until the
-    # previous process ends, because that process may notice late that its run has ended.
+    # If two simulators have the same name, servers accept only the newer one. A supervised simulator waits until the
+    # older simulator with its name ends. The older simulator sometimes notices late that its run has ended.
     patience = _PATIENCE if node.supervised else 0.0
     what = f"simulator {node.name} {node.run.path.resolve()}"
     with claim(what, f"--name is {node.name!r}: {where}", patience, lambda: node.stop_signal):
@@ -42,12 +42,14 @@ def _check_guest(node: Node) -> None:
     """Check the name of a guest: a simulator that a person adds to a run.
 
     Raises:
-        UsageError: a process of the run has the same name. Servers would accept the guest instead of this process.
+        UsageError: a process of the run has the same name. Servers would accept the guest instead of the run's process.
     """
     with contextlib.suppress(ConfigError):  # the user may have moved the launch description
         own = sorted(process.name for process in launch.expand(launch.load(node.config.launch), node.config))
         if node.name in own:
-            raise UsageError(f"--name is {node.name!r}; the run has processes of these names: {', '.join(own)}")
+            raise UsageError(
+                f"--name is {node.name!r}: a process of the run has this name; the run's processes: {', '.join(own)}"
+            )
 
 
 def _simulate(node: Node) -> None:

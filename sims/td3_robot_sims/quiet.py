@@ -13,8 +13,8 @@ from contextlib import contextmanager
 def without_lines(*beginnings: bytes) -> Iterator[None]:
     """Inside the block, drop the lines of standard error that start with one of ``beginnings``.
 
-    C code writes to the file descriptor and not to ``sys.stderr``, so this function replaces the descriptor. All other
-    lines appear at the end of the block.
+    C code writes to the file descriptor and not to ``sys.stderr``, so this function replaces the descriptor. The lines
+    that are not dropped appear at the end of the block.
     """
     sys.stderr.flush()
     try:

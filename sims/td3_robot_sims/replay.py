@@ -12,7 +12,7 @@ from td3_robot_sims import simulator, tasks
 from td3_robot_sims.core import SimulatorCore
 
 TOPICS = (Step.NAME, LifecycleChange.NAME, Reply.NAME, Command.NAME, SimulatorState.NAME)
-"""The topics to compare: those of all messages that the simulator's core can send."""
+"""The topics of all messages that the simulator's core can send. Replay compares these topics."""
 
 
 def replay(session: Session) -> Outcome:
@@ -20,7 +20,8 @@ def replay(session: Session) -> Outcome:
 
     Raises:
         SessionError: the recording is damaged, or cannot come from a simulator.
-        ConfigError: a recorded task would import a new module, or this installation cannot make the task.
+        ConfigError: a recorded task needs a module that this process has not imported, or this installation cannot make
+            the task.
     """
     made: list[SimulatorCore] = []
 

@@ -26,10 +26,10 @@ def episodes(environment: Environment, actor: Actor, count: int, seed: int, max_
 
     Args:
         seed: seed of the starting states.
-        max_steps: the largest length of an episode. It ends the episodes of tasks without a time limit.
+        max_steps: an episode ends after at most this number of steps, even if the task has no time limit.
 
     Yields:
-        After the last step of an episode, its Episode. After a reset and after any other step, None.
+        One item after each reset and each step: an Episode after the last step of an episode, otherwise None.
 
     Raises:
         NodeError: a reward is not finite.

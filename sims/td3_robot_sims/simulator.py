@@ -14,7 +14,7 @@ from td3_robot_sims.vector_env import VectorEnvironment
 
 
 def make(config: Config, name: str, incarnation: int) -> SimulatorCore:
-    """Make the core of a simulator. The caller must close its ``envs``."""
+    """Make the core of a simulator. The caller must close the ``envs`` of the core."""
 
     def environment(seed: int) -> Environment:
         return tasks.make(config.task, seed, config.randomization)
@@ -23,7 +23,7 @@ def make(config: Config, name: str, incarnation: int) -> SimulatorCore:
     safety, pacing = config.safety, None
     if config.pacing.mode == "realtime":
         pacing = RealTime(envs.spec, config.pacing.fallback)
-    else:  # no action deadline is needed, because the simulation does not advance without Actions
+    else:  # the simulation waits for Actions, so it needs no action deadline
         safety = msgspec.structs.replace(safety, action_deadline_ms=None)
     return SimulatorCore(
         envs,

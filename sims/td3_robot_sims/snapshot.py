@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 FORMAT = 1
 _STEP = "step"
-_ROBOTS = "fleet."  # prefix of the names of the robots' arrays; it is fixed, because checkpoints contain it
+_ROBOTS = "fleet."  # the names of the robots' arrays begin with this; do not change it, because checkpoints contain it
 
 
 def encode(envs: VectorEnvironment, transitions: int, step: Step | None) -> bytes:
@@ -47,10 +47,10 @@ def restore(payload: bytes, envs: VectorEnvironment) -> tuple[int, Step | None, 
 
     Returns:
         The number of transitions, the newest Step (None before the first), and a reason for each robot that cannot be
-        restored and begins a new episode.
+        restored. Such a robot begins a new episode.
 
     Raises:
-        BundleError: the payload is damaged, or belongs to another task or number of robots.
+        BundleError: the payload is damaged, or its format, its task or its number of robots is different.
     """
     where = f"saved simulator ({sha256(payload)[:8]})"
     sizes = {"N": len(envs), "O": envs.spec.observation_size, "A": envs.spec.action_size}
@@ -59,7 +59,9 @@ def restore(payload: bytes, envs: VectorEnvironment) -> tuple[int, Step | None, 
         arrays: dict[str, NDArray[Any]] = safetensors.numpy.load(payload)
         found = header["format"], header["task"], header["robots"]
         if found != (FORMAT, envs.spec.name, len(envs)):
-            raise BundleError(f"{where} has format, task and robots {found}, not {FORMAT, envs.spec.name, len(envs)}")
+            raise BundleError(
+                f"{where}: format, task and number of robots are {found}, not {FORMAT, envs.spec.name, len(envs)}"
+            )
         step = codec.decode(Step.NAME, arrays.pop(_STEP).tobytes(), sizes) if _STEP in arrays else None
         assert step is None or isinstance(step, Step)
         transitions = int(header["transitions"])

@@ -47,7 +47,7 @@ def _load(kind: str) -> Backend:
 
 
 def names() -> tuple[str, ...]:
-    """Return the tasks of all backends that can list them. Gymnasium's tasks are not among them."""
+    """Return the tasks of all backends that can list their tasks. The backends of Gymnasium cannot."""
     listed = [(kind, name) for kind in BACKENDS.names() for name in _load(kind).names()]
     return tuple(name if kind == DEFAULT else f"{kind}:{name}" for kind, name in listed)
 
@@ -73,8 +73,8 @@ def make(task: str, seed: int | None = None, randomization: RandomizationConfig 
     """Make an environment, see :class:`Environment`.
 
     Raises:
-        ConfigError: the task does not exist, needs a package that is not installed, has spaces that its backend does
-            not support, or does not support ``randomization``.
+        ConfigError: the task does not exist, needs a package that is not installed, has an observation space or an
+            action space that its backend does not support, or does not support ``randomization``.
     """
     backend, name = find(task)
     if randomization:
@@ -88,8 +88,8 @@ def refuse_import(task: str, file: str, remedy: str) -> None:
     Args:
         task: name of the task.
         file: name of the file in the error.
-        remedy: how to allow the import, for the error. ``{task}`` stands for the task's name, and ``{module}`` for the
-            module's name.
+        remedy: text for the error: how the user can allow the import. In this text, ``{task}`` stands for the task's
+            name, and ``{module}`` for the module's name.
 
     Raises:
         ConfigError: the task's name contains a module that this process has not imported.

@@ -11,8 +11,8 @@ from queue import SimpleQueue
 class ThreadPool:
     """A pool of ``threads`` threads; the caller's thread is one of them.
 
-    Calls run in any order. Python's ``ThreadPoolExecutor`` has two drawbacks: each run takes 0.1 ms longer on a busy
-    machine, and an interrupt ends its wait while calls still run.
+    Calls run in any order. Python's ``ThreadPoolExecutor`` has two drawbacks. On a busy machine, each run takes 0.1 ms
+    longer. After an interrupt, the executor stops waiting although calls still run.
     """
 
     def __init__(self, threads: int) -> None:
@@ -30,10 +30,11 @@ class ThreadPool:
         """Call ``call`` once with each number below ``count``; return when all calls have ended.
 
         Raises:
-            BaseException: an exception that interrupts this method outside a call; no further call begins then. If
-                nothing interrupts this method, it raises the exception of the failed call with the lowest number. But
-                if calls failed with exceptions that are no subclass of Exception, such as KeyboardInterrupt, the method
-                raises one of these.
+            BaseException: ``call`` raised an exception, or an exception such as KeyboardInterrupt came while this
+                method was not inside ``call`` (an interrupt). After an interrupt, no further call begins, and the
+                method raises the exception of the interrupt. Without an interrupt, the method raises the exception of
+                the failed call with the lowest number. A call that raised KeyboardInterrupt, or another exception that
+                is not derived from Exception, has priority over other failed calls.
         """
         numbers = iter(range(count))  # next() is atomic
         failures: dict[int, BaseException] = {}

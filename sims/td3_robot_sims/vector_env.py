@@ -20,7 +20,7 @@ from td3_robot_sims.backends.base import Environment, Outcome
 from td3_robot_sims.thread_pool import ThreadPool
 
 _LARGEST = float(np.finfo(np.float32).max)
-_OVER = int(Phase.TERMINATED)  # comparing with a plain integer takes a quarter of the time that a Phase takes
+_OVER = int(Phase.TERMINATED)  # a plain integer: comparing with a Phase takes four times as long
 _SAVED = ("phase", "episode", "episode_step", "observation", "reward", "action")
 
 
@@ -33,7 +33,7 @@ class VectorEnvironment(Body):
         make: makes one environment from a seed.
         robots: the number N of robots.
         seed: with ``source`` and ``incarnation``, it determines every robot's random stream.
-        threads: number of threads; None for one per processor core. More than N threads are never used.
+        threads: number of threads; None for one per processor core. At most N threads are used.
 
     Attributes:
         phase, episode, …: see :class:`td3_robot.driver.body.Body`.
@@ -52,7 +52,7 @@ class VectorEnvironment(Body):
         sequence = np.random.SeedSequence([seed, zlib.crc32(source.encode()), incarnation])
         self._environments = [make(int(word)) for word in sequence.generate_state(robots, np.uint32)]
         super().__init__(self._environments[0].spec, robots)
-        self.commanded = self.action  # one array, which each step changes in place
+        self.commanded = self.action  # both names mean the same array; each step changes it in place
         self.not_finite = 0
         self._begun = 0
         concurrent = all(environment.concurrent for environment in self._environments)
@@ -66,7 +66,7 @@ class VectorEnvironment(Body):
         """Apply ``action``, float32[N, A], to the robots whose episodes are running. Reset the other robots.
 
         Returns:
-            The number of robots stepped, which is the number of transitions.
+            The number of robots that were not reset. This is the number of transitions.
         """
         ended: list[bool] = (self.phase >= _OVER).tolist()
         results: list[Any] = [None] * len(ended)
@@ -119,7 +119,7 @@ class VectorEnvironment(Body):
             A reason for each robot that cannot be restored exactly. The next step begins a new episode of this robot.
 
         Raises:
-            BundleError: the arrays of all robots together are damaged, or belong to another robot or number of robots.
+            BundleError: an array with values of all robots is missing, or does not fit this task and number of robots.
         """
         own: dict[str, NDArray[Any]] = {name: getattr(self, name) for name in _SAVED}
         for name, mine in own.items():

@@ -31,7 +31,7 @@ class Checks:
         demands: maps the name of each check to what the check demands.
 
     Attributes:
-        wrong: maps the name of a check to the mistakes that it found; only checks with a mistake.
+        wrong: for each check that found a mistake: maps the name of the check to the mistakes.
         made: names of the checks that the kit has reached.
     """
 
@@ -41,7 +41,7 @@ class Checks:
         self.made: set[str] = set()
 
     def expect(self, name: str, good: bool, found: Callable[[], str] | str) -> bool:
-        """Record the result of a check; ``found`` describes a mistake. Return ``good``."""
+        """Record the result of a check, and return ``good``. If ``good`` is false, ``found`` describes the mistake."""
         assert name in self.demands
         self.made.add(name)
         if not good:
@@ -71,7 +71,7 @@ class Checks:
         verdict = (
             f"{len(self.wrong)} of {len(self.demands)} checks found a mistake" if self.wrong else "no mistake found"
         )
-        return [*lines, verdict + (f"; not reached: {skipped} (-)" if skipped else "")]
+        return [*lines, verdict + (f"; not reached (marked -): {skipped}" if skipped else "")]
 
     def report(self) -> dict[str, Any]:
         """The report as plain JSON values."""
@@ -102,7 +102,8 @@ def _options() -> argparse.ArgumentParser:
         epilog="examples:\n"
         "  td3-robot bench conformance ipc:///tmp/policy      then start your driver with this endpoint\n"
         "  td3-robot bench conformance ipc:///tmp/policy --serves policy.safetensors\n\n"
-        "The checks move the driver's robot: use a simulated robot. They stop and activate the policy server.",
+        "The checks move the driver's robot: use a simulated robot.\n"
+        "With --serves, the policy server is stopped and activated during the checks.",
     )
     parser.add_argument(
         "endpoint", metavar="ENDPOINT", help="address of the link `policy`: ipc://PATH or tcp://127.0.0.1:PORT"
@@ -118,7 +119,7 @@ def _options() -> argparse.ArgumentParser:
         type=real(above=True),
         default=5.0,
         metavar="S",
-        help="longest time from the last Action until the driver reports the state fault (default: 5)",
+        help="longest time from the last Action until the driver reports that it is in fault (default: 5)",
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     return parser

@@ -44,12 +44,14 @@ DEMANDS = {
     "topics": "a driver sends only Hello, Heartbeat, Bye, Step, Command, Reply and LifecycleChange (section 3)",
     "identity": "each Step has the name and the incarnation of the Hello (section 3)",
     "sequence": "the sequences of the Steps are 0, 1, 2, …; only the newest Step may come again, unchanged (section 5)",
-    "transitions": "the field transitions grows by the number of robots that are not at FIRST (section 5)",
+    "transitions": "in each Step, `transitions` grows by the number of robots that are not at FIRST (section 5)",
     "episodes": "the phases are FIRST, MID, …, TERMINATED or TRUNCATED; then FIRST of the next episode (section 5)",
     "origin": "origin is 0 if all robots are at FIRST, else 1 to 4; not 5, because no operator acts (section 5)",
-    "answered": "with origin 1, answered, version and noise are those of the Action for the previous Step; "
-    "else answered is the Step's own sequence, and version and noise are 0 (section 5)",
-    "action": "origin 1: the Step reports the Action, clipped to the limits; 2: it reports the last action (section 5)",
+    "answered": "if origin is 1, `answered` is the sequence of the previous Step, and the Step has the version and "
+    "the noise of the Action for the previous Step; if origin is 2, 3 or 4, `answered` is the Step's own sequence, and "
+    "version and noise are 0 (section 5)",
+    "action": "if origin is 1, the Step reports the Action, clipped to the limits; "
+    "if origin is 2, the Step reports the action of the previous Step again (section 5)",
     "answers": "the driver applies the Actions that answer its newest Step (section 5)",
     "unknown field": "a message with an additional, unknown field is valid (section 2)",
     "pace": "a Step comes once in every control period (section 5)",
@@ -57,18 +59,21 @@ DEMANDS = {
     "refusal": "a Command that is unknown, or not allowed in this state, gets an error (section 8)",
     "lifecycle": "each change of state is sent as LifecycleChange (section 8)",
     "stop": "an emergency stop leads to fault, and only reset ends the stop (section 8)",
-    "inactive": "a driver that is not active keeps sending Steps, with origin 4, or 0 at FIRST (section 8)",
+    "inactive": "a driver that is not active keeps sending Steps; origin is 4, or 0 if all robots are at FIRST "
+    "(section 8)",
     "garbage": "malformed messages change nothing (section 2)",
     "deadline": "without Actions the driver goes to fault (section 8)",
-    "heartbeat": "if the server is silent for 1 s, a Heartbeat with the session of the Welcome comes (section 3)",
+    "heartbeat": "if the server is silent for 1 s, the driver sends a Heartbeat with the Welcome's session (section 3)",
     "rejoin": "after Refused with code hello, the same Hello comes again, and then Steps (section 3)",
     "bye": "after shutdown the driver says Bye (sections 3 and 8)",
 }
 """Maps the name of each check to what it demands. The sections are those of docs/reference/protocol.md."""
 
 _TOPICS = (Heartbeat, Bye, Step, Command, Reply, LifecycleChange)
-_QUEUED = 0.2  # seconds for the arrival of Hellos that ZeroMQ queued before the kit served the endpoint
-_STEPS = 48  # Steps to wait for; up to 3 * _STEPS while the driver has not applied every kind of Action
+_QUEUED = 0.2  # seconds to wait for the Hellos that ZeroMQ queued before the kit served the endpoint
+# The kit waits for this number of Steps. If the driver has not applied every kind of Action by then, the kit waits for
+# at most 3 * _STEPS.
+_STEPS = 48
 
 
 def check(endpoint: str, wait: float, deadline: float) -> Checks:
@@ -77,7 +82,7 @@ def check(endpoint: str, wait: float, deadline: float) -> Checks:
     Args:
         endpoint: address of the link ``policy``.
         wait: seconds to wait for the driver.
-        deadline: seconds after the last Action within which the driver must be in fault.
+        deadline: the driver must be in fault at most this many seconds after the last Action.
 
     Raises:
         EndpointError: the endpoint is busy, malformed or not allowed.
@@ -109,9 +114,10 @@ class _Examination:
     """The kit's knowledge of one driver.
 
     Attributes:
-        session: session of the newest Welcome; 0 before the first Welcome, and while the kit refuses the driver.
+        session: session of the newest Welcome. ``session`` is 0 before the first Welcome, and while the kit refuses the
+            driver.
         greets: whether the kit answers each Hello with a Welcome.
-        silent: whether the kit answers neither Steps nor Heartbeats.
+        silent: True while the kit leaves Steps and Heartbeats without an answer.
         state: the driver's state from its newest Reply.
     """
 
@@ -156,7 +162,9 @@ class _Examination:
         count = len(self.hellos)
         self._until(3.0, lambda: len(self.hellos) >= count + 2)
         expect.require(
-            "hello again", len(self.hellos) > count, "the kit sent a Heartbeat, no Welcome; then no further Hello came"
+            "hello again",
+            len(self.hellos) > count,
+            "the kit sent a Heartbeat but no Welcome; then no further Hello came",
         )
         expect.expect("wait", True, "")
         assert self.steps
@@ -181,7 +189,7 @@ class _Examination:
         applied = {
             NORMAL: ("answers", "no Step with origin 1 reports an Action of the kit"),
             GROWN: ("unknown field", "the driver never applied an Action with the new field `later`"),
-            BEYOND: ("action", "the driver never applied an Action beyond the limits, not even clipped"),
+            BEYOND: ("action", "the driver must clip and apply an Action beyond the limits, but never did"),
         }
 
         def done() -> bool:
@@ -207,8 +215,14 @@ class _Examination:
         )
         self._expect_safe(rules, "fault")
         reply = self._command("activate")
-        expect("refusal", bool(reply.error), f"activate during an emergency stop: no error, {reply.state!r}")
-        expect("stop", reply.state == State.FAULT, f"activate ends an emergency stop: {reply.state!r}")
+        expect(
+            "refusal",
+            bool(reply.error),
+            f"activate during an emergency stop gets no error; the state is {reply.state!r}",
+        )
+        expect(
+            "stop", reply.state == State.FAULT, f"after activate during an emergency stop, the state is {reply.state!r}"
+        )
         expect("refusal", bool(self._command("dance").error), "the verb `dance` gets no error")
         self._expect_reply("stop", self._command("reset"), (State.INACTIVE, State.UNCONFIGURED), stopped=False)
         self._expect_safe(rules, "inactive")
@@ -217,14 +231,17 @@ class _Examination:
     def _expect_reply(self, check: str, reply: Reply, states: Sequence[str], stopped: bool) -> None:
         found = (reply.state, reply.detail.get("stopped"))
         good = reply.state in states and reply.detail.get("stopped") is stopped
-        self.checks.expect(check, good, f"state and stopped are {found}; demanded: {states}, {stopped}")
+        self.checks.expect(check, good, f"the state and `stopped` are {found}; demanded: {states}, {stopped}")
 
     def _expect_safe(self, rules: StepRules, state: str) -> None:
-        """Expect Steps with origin 4, or with origin 0 at FIRST, although the kit sends Actions for these Steps."""
+        """Expect only Steps with origin 4, or with origin 0 if all robots are at FIRST.
+
+        The kit sends Actions for these Steps, but the driver must not apply them.
+        """
         begin = rules.count
         more = self._until(conformance_wire.PATIENCE, lambda: rules.count >= begin + 6)
         self.checks.expect("inactive", more, f"the Steps stop in state {state}")
-        found = set(rules.origins[begin + 2 :])  # the first two can report actions from before the change
+        found = set(rules.origins[begin + 2 :])  # actions of the first two Steps can be older than the state
         good = found <= {int(ActionOrigin.SAFE), int(ActionOrigin.NONE)}
         self.checks.expect("inactive", good, f"in state {state} Steps have origin {sorted(found)}")
 
@@ -249,7 +266,7 @@ class _Examination:
         self._command("reset")
 
     def _fault_reported(self, before: int, seconds: float) -> bool:
-        """Wait for a LifecycleChange to fault. Ignore the ``before`` oldest changes."""
+        """Wait up to ``seconds`` for a LifecycleChange to fault. Ignore the first ``before`` changes."""
         return self._until(seconds, lambda: any(one.state == State.FAULT for one in self.changes[before:]))
 
     def _forget(self, rules: StepRules) -> None:
@@ -286,7 +303,7 @@ class _Examination:
         self.wire.send(message, self.key, **changes)
 
     def _until(self, seconds: float, done: Callable[[], bool]) -> bool:
-        """Receive messages until ``done`` or until ``seconds`` have passed. Return whether ``done``."""
+        """Receive messages until ``done()`` is true, at most for ``seconds``. Return whether ``done()`` became true."""
         end = time.monotonic() + seconds
         while not done():
             left = end - time.monotonic()
@@ -312,7 +329,7 @@ class _Examination:
 
     def _take(self, message: Message) -> None:
         expect = self.checks.expect
-        expect("topics", isinstance(message, _TOPICS), f"a driver sends {message.NAME}")
+        expect("topics", isinstance(message, _TOPICS), f"the driver sent {message.NAME}, which a driver must not send")
         if isinstance(message, Step):
             assert self.steps
             self.steps.take(message, refused=not self.session)
@@ -329,9 +346,16 @@ class _Examination:
         elif isinstance(message, LifecycleChange):
             name = self.hellos[0][1].name
             follows = not self.changes or self.changes[-1].state == message.previous
-            found = f"a change of {message.node!r} from {message.previous!r}, which is not its last state"
+            found = (
+                f"a LifecycleChange of {message.node!r} from state {message.previous!r}; "
+                "the previous LifecycleChange led to another state"
+            )
             expect("lifecycle", follows, found)
-            expect("lifecycle", message.node == name, f"a change of node {message.node!r}; the Hello names {name!r}")
+            expect(
+                "lifecycle",
+                message.node == name,
+                f"a LifecycleChange of node {message.node!r}; the Hello names {name!r}",
+            )
             self.changes.append(message)
         elif isinstance(message, Bye):
             self.bye = True

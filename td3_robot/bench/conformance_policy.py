@@ -43,7 +43,7 @@ DEMANDS = {
     "form": "a payload has exactly the fields of its message, with the right types and sizes (sections 2 and 4)",
     "stranger": "a message before the Hello gets Refused with code hello, and no other answer (section 3)",
     "welcome": "a Hello gets a Welcome with protocol 1; all Welcomes have the same session (section 3)",
-    "refusals": "a Hello that does not fit gets Refused with the right code and a reason (section 3)",
+    "refusals": "a Hello that the server must refuse gets Refused with the right code and a reason (section 3)",
     "name": "a second driver with the same name gets no Welcome while the first driver is alive (section 3)",
     "heartbeat": "a Heartbeat comes back with its stamp and the session (section 3)",
     "answer": "each Step gets one Action with its source, incarnation, sequence and stamp (sections 4 and 5)",
@@ -57,16 +57,17 @@ DEMANDS = {
     "optional": "a Hello without the meanings of its channels is valid (section 3)",
     "reply": "each Command of an operator gets one Reply with its id and the state (section 8)",
     "unknown verb": "a Command with an unknown verb gets an error (section 8)",
-    "relay": "a Command for a robot reaches the robot with an empty target; its Reply reaches the operator (section 8)",
-    "stop": "estop reaches the robots, and their Steps get the safe action, until reset and activate (section 8)",
-    "stop of a robot": "estop from a driver stops the server, and the server sends estop to the driver (section 8)",
-    "joining a stop": "a driver that joins during an emergency stop gets estop (section 8)",
+    "relay": "if a Command is for a robot, the server relays the Command to this robot; "
+    "the relayed Command has an empty target; the server relays the robot's Reply to the operator (section 8)",
+    "stop": "estop reaches the robots; until reset and activate, their Steps get the safe action (section 8)",
+    "stop from a driver": "after estop from a driver, the server is in fault and sends estop to the driver (section 8)",
+    "joining during a stop": "a driver that joins during an emergency stop gets estop (section 8)",
     "bye": "after a Bye, the server does not know the client (section 3)",
 }
 """Maps the name of each check to what the check demands."""
 
 _TOLERANCE = 1e-4
-_SECOND = 0.1  # seconds to wait for a second Reply to a Command
+_SECOND = 0.1  # seconds; after the Reply to a Command, wait this long for a second Reply, which would be a mistake
 
 
 def check(endpoint: str, bundle: Bundle, wait: float) -> Checks:
@@ -105,7 +106,7 @@ class _Examination:
         self._context, self._endpoint, self._bundle, self._checks = context, endpoint, bundle, checks
         self._spec = bundle.spec
         self._actor = Actor(bundle)
-        self._clients: list[Client] = []  # Python would close the socket of a deleted client
+        self._clients: list[Client] = []  # keeps the clients, because Python closes the socket of a deleted client
         self._ids, self._sequences = itertools.count(2**40), itertools.count()
         self._incarnation = time.time_ns() // 1_000_000
 
@@ -258,14 +259,16 @@ class _Examination:
             ("a specification with only a name", "spec", {"spec": {"name": self._spec.name}}),
             ("no robots", "spec", {"robots": 0}),
             ("the name of the server", "taken", {"name": server}),
-            *((f"no field {name}", "malformed", {name: ...}) for name in _required(Hello)),
+            *((f"the field `{name}` missing", "malformed", {name: ...}) for name in _required(Hello)),
         ]
         for what, code, changes in cases:
             client = self._client(name="conformance-wrong")
             refused = client.ask(
                 "refusals", f"a Hello with {what}", client.hello, Refused, 2.0, changes=changes, code=code
             )
-            self._checks.expect("refusals", refused is None or bool(refused.reason), f"no reason for {code!r}")
+            self._checks.expect(
+                "refusals", refused is None or bool(refused.reason), f"a Hello with {what} is refused without a reason"
+            )
         client = self._client(name="conformance-plain")
         plain = {
             kind: [{key: value for key, value in one.items() if key != "meaning"} for one in spec[kind]]
@@ -333,15 +336,15 @@ class _Examination:
         expect("stop", action is not None and action.weights_version == 0, "during a stop, a Step gets no safe action")
         late = self._client(name="conformance-late")
         late.send(late.hello)
-        self._expect_stop(late, "joining a stop")
+        self._expect_stop(late, "joining during a stop")
         late.send(Bye("done"))
         error = self._command(operator, "activate").error
         expect("stop", bool(error), "activate during an emergency stop gets no error")
         self._release(operator, driver)
         driver.send(Command(next(self._ids), "", "estop", "smoke", 0, "", b""))
-        self._expect_stop(driver, "stop of a robot")
+        self._expect_stop(driver, "stop from a driver")
         state = self._command(operator, "state").state
-        expect("stop of a robot", state == State.FAULT, f"after the estop of a driver, the server is {state!r}")
+        expect("stop from a driver", state == State.FAULT, f"after the estop of a driver, the server is {state!r}")
         self._release(operator, driver)
 
     @staticmethod
@@ -358,7 +361,11 @@ class _Examination:
 
 
 def _inside(low: float, high: float) -> float:
-    """A value in a range: the middle, or the value 1 away from the only finite bound, or 0 without a finite bound."""
+    """A value in a range.
+
+    If both bounds are finite, the value is the middle. If one bound is finite, the distance to this bound is 1. If no
+    bound is finite, the value is 0.
+    """
     if np.isfinite(low) and np.isfinite(high):
         return (low + high) / 2
     return low + 1 if np.isfinite(low) else high - 1 if np.isfinite(high) else 0.0

@@ -1,4 +1,4 @@
-"""The rules for the Steps of a driver, and the Actions with which the kit tests the driver."""
+"""The rules for the Steps of a driver, and the Actions with which the conformance kit tests the driver."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ class StepRules:
             self._check_applied(step, moving)
             return
         repeated = (step.answered, step.weights_version, step.noise_kind, step.noise_seed)
-        found = f"step {step.sequence}: origin {step.origin}, but answered, version and noise are {repeated}"
+        found = f"step {step.sequence}: origin {step.origin}, but `answered`, version and noise are {repeated}"
         self._expect("answered", repeated == (step.sequence, 0, 0, 0), found)
         if step.origin == ActionOrigin.HELD and before and before.origin and before.sequence + 1 == step.sequence:
             held = np.array_equal(step.action[moving], before.action[moving])
@@ -133,7 +133,7 @@ class StepRules:
     def _check_applied(self, step: Step, moving: Any) -> None:
         """Check a Step that reports an Action of the policy."""
         action = self._sent.get(step.answered) if step.answered == step.sequence - 1 else None
-        named = f"step {step.sequence}: origin 1 and answered {step.answered}"
+        named = f"step {step.sequence}: origin 1 and `answered` {step.answered}"
         found = f"{named}, but the kit sent no such Action for the previous Step"
         if not self._expect("answered", action is not None, found):
             return

@@ -18,7 +18,7 @@ from td3_robot.transport import codec
 PATIENCE = 10.0
 """Seconds to wait for an answer."""
 QUIET = 0.3
-"""Seconds without a message after which the kit expects no further message."""
+"""If no message comes for this many seconds, the kit expects no further message."""
 
 Kind = TypeVar("Kind", bound=Message)
 
@@ -49,7 +49,7 @@ class Wire:
 
 
 def read(checks: Checks, frames: Sequence[bytes], dims: Mapping[str, int]) -> Message | None:
-    """Decode a message of the peer, and check its form; None if it cannot be read."""
+    """Decode a message of the peer, and check its form. Return None if the message cannot be read."""
     count = len(frames)
     if not checks.expect(
         "frames", count == 2, f"a message of {count} frames: {[bytes(one[:20]) for one in frames[:4]]}"
@@ -74,7 +74,10 @@ class Client(Wire):
         self._checks, self._dims = checks, dims
 
     def receive(self, seconds: float, kind: type[Kind]) -> Kind | None:
-        """The next message of a kind; None if no such message comes within this time. Drops other messages."""
+        """Return the next message of a kind; None if no such message comes within this time.
+
+        This method drops messages of other kinds.
+        """
         end = time.monotonic() + seconds
         while (left := end - time.monotonic()) > 0:
             frames = self.receive_frames(left)
@@ -90,7 +93,7 @@ class Client(Wire):
     def expect(
         self, check: str, what: str, kind: type[Kind], seconds: float | None = None, **wanted: Any
     ) -> Kind | None:
-        """Wait for a message of a kind, and check the ``wanted`` fields. Return the message; None if none comes."""
+        """Wait for a message of a kind, check its ``wanted`` fields, and return it. Return None if no message comes."""
         seconds = PATIENCE if seconds is None else seconds
         answer = self.receive(seconds, kind)
         found = {name: getattr(answer, name) for name in wanted} if answer else f"nothing within {seconds:g} s"

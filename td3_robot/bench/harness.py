@@ -2,7 +2,7 @@
 
 A benchmark compares contestants, for example kinds of update. They take turns, so that a change of the machine's load
 affects all of them alike.
-:func:`summary` gives the median over all rounds, and :func:`ratio` the median of the ratios of all rounds.
+:func:`summary` gives the median over all rounds, and :func:`ratio` gives the median of the ratios of all rounds.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ def run_script(main: Callable[[], int]) -> NoReturn:
 def describe(*packages: str) -> dict[str, Any]:
     """Describe this machine, and each of ``packages`` that is installed.
 
-    ``load`` is the load when the benchmark started.
+    The key ``load`` of the result holds the machine's load when the benchmark started.
     """
     return {**machine.describe([name for name in packages if machine.version(name)]), "load": _LOAD}
 
@@ -133,7 +133,7 @@ def summary(unit: str, values: Sequence[float]) -> dict[str, Any]:
 
 
 def ratio(ours: Iterable[float], theirs: Iterable[float]) -> float:
-    """Return the median over all rounds of the ratio ``ours / theirs``."""
+    """Return the median of the ratios ``ours / theirs`` of all rounds."""
     return statistics.median(a / b for a, b in zip(ours, theirs, strict=True))
 
 
@@ -176,7 +176,8 @@ def show(report: Report, as_json: bool, lines: Callable[[Report], Iterable[str]]
     """Print a report as JSON, or as text with the machine in the first line. Return the exit code.
 
     Args:
-        report: must have the key ``machine``. ``not_measured`` maps each contestant without a result to the reason.
+        report: must have the key ``machine``. If a contestant has no result, the key ``not_measured`` holds the
+            contestant's name and the reason.
         lines: returns this benchmark's part of the text.
     """
     if as_json:

@@ -1,8 +1,9 @@
 """``td3-robot bench learner``: TD3 updates per second of the learner on this machine.
 
 Batches of 256 come from a full replay buffer. Its transitions are random and have the sizes of Walker2D. The time
-includes sampling. Each kind of update has its own process. On a CPU with two threads or more, each critic has a
-separate thread. In the kinds ``operators fp32`` and ``operators bf16``, all threads share each operator instead.
+includes sampling. Each kind of update has its own process. On the CPU, each critic has a separate thread if the
+benchmark runs with two threads or more. In the kinds ``operators fp32`` and ``operators bf16``, all threads share every
+matrix product instead.
 """
 
 from __future__ import annotations

@@ -76,7 +76,7 @@ def main(arguments: Sequence[str]) -> int:
     )
     parser.add_argument("--transport", choices=TRANSPORTS, default="ipc", help="curve: TCP with keys (default: ipc)")
     parser.number("--trips", 5000, "N", "round trips for each number of robots", low=_WARM_UP)
-    parser.number("--seconds", 60.0, "S", "length of the control loop", low=0.1)
+    parser.number("--seconds", 60.0, "S", "seconds for which the control loop runs", low=0.1)
     parser.number("--rate", 1000.0, "HZ", "rate of the control loop")
     parser.add_argument(
         "--processors", type=_processors, default=[], metavar="N,N", help="processors that robot and server may use"
@@ -120,11 +120,13 @@ def round_trips(link: Link, robots: int, trips: int) -> dict[str, Any]:
 
 
 def control_loop(link: Link, rate: float, seconds: float) -> dict[str, Any]:
-    """Run a control loop. It sends a Step at every deadline; the Action must arrive before the next deadline.
+    """Run a control loop. Each turn sends a Step and waits for the Action.
 
-    ``late_us`` is the time from a deadline to the start of its turn. ``round_trip_us`` is the time from a Step to its
-    Action. The loop skips each turn whose period has already ended, for example because the operating system did not
-    run this process. It counts a skipped turn as a missed deadline.
+    The turns have planned start times. The deadline for the Action of a turn is the planned start of the next turn.
+
+    ``late_us`` is the time from the planned start of a turn to its real start. ``round_trip_us`` is the time from a
+    Step to its Action. The loop skips each turn whose period has already ended, for example because the operating
+    system did not run this process. It counts a skipped turn as a missed deadline.
     """
     period, turns = 1 / rate, max(1, round(seconds * rate))
     late: list[int] = []

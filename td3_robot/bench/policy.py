@@ -35,7 +35,7 @@ def main(arguments: Sequence[str]) -> int:
         "Measure the policy server: time for an action, time to the first action, memory.",
         ("", "--json --memory 1000000 > policy.json"),
     )
-    parser.number("--actions", 20_000, "N", "actions to time")
+    parser.number("--actions", 20_000, "N", "actions for the measurement of time")
     parser.number("--memory", 100_000, "N", "actions for the measurement of memory")
     parser.number("--starts", 3, "N", "servers to start")
     options = parser.parse_args(arguments)
@@ -138,8 +138,8 @@ def memory(actions: int) -> dict[str, int | None]:
 def start(times: int) -> dict[str, Any]:
     """Start server processes one after another.
 
-    Return each server's seconds until its first action, its processor time at that moment, and the memory of the
-    largest server.
+    For each server, return the seconds until its first action, and the processor time that it has used by then. Also
+    return the memory of the largest server.
     """
     seconds, processor, resident = [], [], []
     with tempfile.TemporaryDirectory(prefix="td3-robot-bench-") as folder:

@@ -68,7 +68,7 @@ def record(arguments: Sequence[str]) -> int:
 
 
 def replay_policy(arguments: Sequence[str]) -> int:
-    options = _options("replay", "Measure how much faster than real time the policy core is replayed.").parse_args(
+    options = _options("replay", "Measure how fast the policy core is replayed, compared with real time.").parse_args(
         arguments
     )
     with tempfile.TemporaryDirectory() as folder:
@@ -102,8 +102,8 @@ def _replayed(path: Path, steps: int) -> tuple[float, float]:
     taken = time.perf_counter() - begin, time.process_time() - begin_processor
     if not report.same or report.turns != steps + 1:
         raise NodeError(
-            "this installation does not replay the benchmark's recording exactly; check your recordings, too: "
-            "td3-robot replay"
+            "this installation does not replay the benchmark's recording exactly; check your own recordings "
+            "with `td3-robot replay`"
         )
     return taken
 

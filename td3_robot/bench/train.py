@@ -94,7 +94,7 @@ def _announced(key: tuple[str, int], train: Callable[[], float]) -> float:
 def ours(kind: str, *, threads: int, hidden: Sequence[int], batch: int, steps: int) -> float:
     """Train with td3-robot. Return the environment steps per second from the metrics of the learner.
 
-    The first record falls at the end of the warm-up. The measurement begins at the second record.
+    The learner makes the first record at the end of the warm-up. The measurement begins at the second record.
 
     Raises:
         NodeError: the training failed, or its update was not compiled.
@@ -126,8 +126,8 @@ def ours(kind: str, *, threads: int, hidden: Sequence[int], batch: int, steps: i
             raise NodeError(f"the training in {kind} failed: {words[-1]}")
         if compiled and not Bundle.load(run.policy_file).provenance["compiled"]:
             log = (run.logs / "learner.log").read_text("utf-8").splitlines()
-            why = next((line for line in log if "not compiled" in line), "its log gives no reason")
-            raise NodeError(f"the update was not compiled: {why}; --no-compile leaves this contestant out")
+            why = next((line for line in log if "not compiled" in line), "the learner's log gives no reason")
+            raise NodeError(f"the update was not compiled: {why}; to leave out compiled updates, add --no-compile")
         records = [item for item in metrics.read(run.metrics_file, "train") if item["env_steps"] >= WARM_UP + RECORD]
     first, last = records[0], records[-1]
     return float((last["env_steps"] - first["env_steps"]) / (last["wall_s"] - first["wall_s"]))

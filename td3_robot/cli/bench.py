@@ -18,7 +18,7 @@ BENCHMARKS: dict[str, Verb] = {
     ),
     "conformance": Verb("td3_robot.bench.conformance:main", "does a driver or a policy server follow the protocol?"),
 }
-"""Maps the name of each benchmark to the function that runs it and its purpose."""
+"""For each benchmark: its name, the function that runs it, and its purpose."""
 
 
 def main(arguments: Sequence[str]) -> int:

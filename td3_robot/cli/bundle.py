@@ -58,14 +58,18 @@ def _parser() -> Parser:
     which.add_argument("--final", action="store_true", help="take a run's final policy")
     create.add_argument("--note", metavar="TEXT", help="text to store in the bundle's provenance")
     create.add_argument(
-        "--noise", type=real(), default=0.0, metavar="SCALE", help="scale of Gaussian exploration (default: none)"
+        "--noise",
+        type=real(),
+        default=0.0,
+        metavar="SCALE",
+        help="scale of Gaussian exploration noise (default: no noise)",
     )
 
     show = commands.add_parser("show", help="print what a bundle contains")
     verify = commands.add_parser(
         "verify",
-        help="check that a bundle is undamaged and gives finite actions; with --like or --task, also check its robot; "
-        "exit with 1 if a check fails",
+        help="check that a bundle is undamaged and gives finite actions; with --like or --task, also check that the "
+        "bundle is for the robot of this option; exit with 1 if a check fails",
     )
     for command in (show, verify):
         command.add_argument("policy", metavar="POLICY", help=POLICY_HELP)
@@ -75,7 +79,7 @@ def _parser() -> Parser:
     export = commands.add_parser("export", help="convert a bundle for runtimes in other languages")
     export.add_argument("policy", metavar="POLICY", help=POLICY_HELP)
     export.add_argument("out", type=Path, metavar="OUT", help="file to write")
-    export.add_argument("--onnx", action="store_true", required=True, help="as an ONNX model")
+    export.add_argument("--onnx", action="store_true", required=True, help="write an ONNX model")
 
     imported = commands.add_parser(
         "import", help="convert a Stable-Baselines3 zip of TD3 or DDPG, without running code from it"
@@ -95,7 +99,7 @@ def _add_robot(command: argparse.ArgumentParser) -> None:
 
 
 def _spec(options: argparse.Namespace) -> RobotSpec | None:
-    """Return the specification of the robot of ``--like`` or ``--task``; None without these options."""
+    """Return the robot specification that ``--like`` or ``--task`` selects; None if neither option is given."""
     if options.like:
         return Bundle.load(find_policy(options.like)).spec
     if options.task:  # td3_robot never imports simulators statically
@@ -129,7 +133,7 @@ def _check_free(options: argparse.Namespace) -> None:
     """Raise UsageError if OUT exists and the user did not give ``--force``, or if the folder of OUT does not exist."""
     out: Path = options.out
     if out.exists() and not options.force:
-        raise UsageError(f"{str(out)!r} exists already; replace it with --force, or name another file")
+        raise UsageError(f"{str(out)!r} exists already; give --force to replace it, or name another file")
     if not out.parent.is_dir():
         raise UsageError(f"{str(out)!r}: the folder {str(out.parent)!r} does not exist")
 
@@ -146,7 +150,8 @@ def _from_checkpoint(path: Path) -> Bundle:
     name = kind.part
     if name not in parts:
         raise BundleError(
-            f"{str(path)!r} is not a checkpoint of {learner.algorithm!r}; name the run, or its policy.safetensors"
+            f"{str(path)!r} is not a checkpoint of {learner.algorithm!r}; "
+            "give the run folder as SOURCE, or the file policy.safetensors of the run"
         )
 
     def arrays_of(part: str) -> dict[str, Any]:
@@ -239,7 +244,9 @@ def _check(bundle: Bundle, robot: RobotSpec | None, source: str) -> dict[str, An
     with np.errstate(all="ignore"):
         actions = Actor(bundle)(observations)
     if not np.isfinite(actions).all():
-        raise BundleError(f"policy {source!r}: actions are not finite for observations within their ranges")
+        raise BundleError(
+            f"policy {source!r} gives actions that are not finite, although each observation is in its range"
+        )
     span = bundle.spec.action_high - bundle.spec.action_low
     to_limit = np.minimum(actions - bundle.spec.action_low, bundle.spec.action_high - actions)
     share = float((to_limit <= 1e-3 * span).mean())
@@ -262,7 +269,9 @@ def _import(options: argparse.Namespace) -> int:
 
     spec = _spec(options)
     if spec is None:
-        raise UsageError("no robot given; name a bundle for this robot with --like, or its task with --task")
+        raise UsageError(
+            "no robot given; give --like with a policy for the robot of the zip, or --task with the task of this robot"
+        )
     return _write(sb3.read(options.zip, spec), options.out)
 
 

@@ -51,7 +51,7 @@ A line begins with
   ok   it works
   no   it is missing, but you may not need it
   BAD  it is present but cannot work
-exit codes: 0 no line is BAD, 1 a line is BAD
+exit codes: 0 if no line is BAD, 1 if a line is BAD
 """
 
 State = Literal["ok", "no", "BAD"]
@@ -68,7 +68,7 @@ class Finding(NamedTuple):
 def main(arguments: Sequence[str]) -> int:
     parser = Parser(
         prog="td3-robot doctor",
-        description="Check what this machine has for each use, and what is missing.",
+        description="For each use of td3-robot, check what this machine has and what is missing.",
         epilog=_EXAMPLES,
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
@@ -148,7 +148,7 @@ def _realtime() -> list[Finding]:
     """Check which real-time settings the system grants. A child process asks for them."""
     answer, problem = _child(_REALTIME_CODE)
     if problem:
-        return [Finding("real time", "BAD", f"the request fails: {problem}")]
+        return [Finding("real time", "BAD", f"the settings cannot be checked: {problem}")]
     remedy = "; under systemd, set LimitRTPRIO and LimitMEMLOCK"
     return [Finding("real time", "ok", text) for text in answer["applied"]] + [
         Finding("real time", "no", text + remedy) for text in answer["refused"]

@@ -1,4 +1,4 @@
-"""``td3-robot keys``: the CURVE keys of this machine, and the keys that may connect to it."""
+"""``td3-robot keys``: the CURVE keys of this machine, and the machines that may connect to this machine."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ from td3_robot.transport.keys import (
 _EXAMPLES = """examples:
   on the robot         td3-robot keys create robot-7
   on the workstation   td3-robot keys create workstation
-  then exchange the two identity.public files, and
+  then copy each identity.public to the other machine as NAME.public, and run
   on the robot         td3-robot keys allow workstation workstation.public --server learner
   on the workstation   td3-robot keys allow robot-7 robot-7.public
-  to command the robot from the workstation, also
+  to command the robot from the workstation, also run
   on the robot         td3-robot keys allow workstation workstation.public --role operator
   on both, in the configuration   endpoints: {keys: ~/.config/td3-robot/keys}
   to forget a key      td3-robot keys revoke robot-7
@@ -44,7 +44,7 @@ def main(arguments: Sequence[str]) -> int:
 def _parser() -> Parser:
     parser = Parser(
         prog="td3-robot keys",
-        description="Make this machine's keys, and choose which other keys may connect to it.",
+        description="Make this machine's keys, and choose which other machines may connect to this machine.",
         epilog=_EXAMPLES,
     )
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
@@ -61,17 +61,17 @@ def _parser() -> Parser:
         choices=(CLIENT, *ROLES),
         default=CLIENT,
         help="role of the other machine (default: %(default)s, which is every role except operator); "
-        "to add a role, repeat the command",
+        "to add another role, run the command again with that role",
     )
     kind.add_argument(
         "--server",
         choices=LINKS,
-        help="the server of this link must have this key; this does not let the key's owner connect to this machine",
+        help="the server of this link must have KEY; --server does not let the owner of KEY connect to this machine",
     )
     shown = commands.add_parser("list", help="show this machine's key and the known keys")
     shown.add_argument("--json", action="store_true", help="print one JSON object")
     revoke = commands.add_parser("revoke", help="forget a key; running processes disconnect its owner")
-    revoke.add_argument("name", metavar="NAME", help="the name given to td3-robot keys allow")
+    revoke.add_argument("name", metavar="NAME", help="the NAME that you used in td3-robot keys allow")
     for command in (create, allow, shown, revoke):
         command.add_argument(
             "--keys",
@@ -93,7 +93,7 @@ def _allow(folder: KeyFolder, options: argparse.Namespace) -> None:
     role = SERVER + options.server if options.server else options.role
     folder.allow(options.name, read_public(options.key), role)
     if options.server:
-        print(f"{options.name} is the server of {options.server}")
+        print(f"{options.name} is the server of the link {options.server}")
     else:
         print(f"{options.name} may connect as {'any role except operator' if role == CLIENT else role}")
 

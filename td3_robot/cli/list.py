@@ -28,7 +28,7 @@ Rows = list[dict[str, str]]
 def main(arguments: Sequence[str]) -> int:
     parser = Parser(
         prog="td3-robot list",
-        description="List what td3-robot train, eval and policy accept by name.",
+        description="List the names that you can give to td3-robot train, eval and policy.",
         epilog=_EXAMPLES,
     )
     parser.add_argument("what", choices=_LISTS, metavar="WHAT", help=", ".join(_LISTS))

@@ -37,9 +37,13 @@ _WRONG_PATH = {
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command and return its exit code.
 
-    0: success. 1: a failed check, process or command, or an error of the operating system that is not about a wrong
-    path. 2: any other error, such as wrong usage, a wrong path, configuration or file, a missing package, or a diverged
-    training.
+    0: success.
+
+    1: a check, a process or a command failed, or the operating system reported an error. If this error is about a wrong
+    path, the code is 2.
+
+    2: any other error. Examples: wrong usage, a wrong path, a wrong configuration, a wrong file, a missing package, a
+    diverged training.
 
     After a signal the code is 128 plus the signal's number: 130 for Ctrl-C, 143 for SIGTERM.
     """
@@ -82,7 +86,7 @@ def _run(words: Sequence[str]) -> int:
         print(f"td3-robot {__version__}", flush=True)
         return EXIT_GOOD
     if words[0].startswith("-"):
-        raise UsageError(f"there is no option {words[0]} before a command; allowed: --help, --version")
+        raise UsageError(f"the option {words[0]} is not allowed before a command; allowed: --help, --version")
     return find(COMMANDS, words[0], "command").run(words[1:])
 
 

@@ -17,7 +17,7 @@ _EXAMPLES = """examples:
 """
 _NEXT = {
     "driver": "td3-robot policy --bundle POLICY --config robot.yaml"
-    "  # POLICY: the folder of a run that trained the task of 'td3-robot new task {name}'\n"
+    "  # POLICY: the folder of a run of the task that 'td3-robot new task {name}' writes\n"
     "  python {name}_driver.py --config robot.yaml\n"
     "  td3-robot node configure --config robot.yaml && td3-robot node activate --config robot.yaml",
     "task": "PYTHONPATH=. td3-robot train {name}.yaml",

@@ -29,10 +29,12 @@ VERBS = {
     "activate": "go from inactive or fault to active: the policy moves the robots",
     "deactivate": "go from active or fault to inactive: the robots apply the safe action until activate",
     "estop": "emergency stop: all robots apply the safe action until reset and activate; print which robots confirm it",
-    "reset": "end an emergency stop or a fault; the new state is inactive, or unconfigured before any configure",
+    "reset": "end an emergency stop or a fault; the new state is inactive, or unconfigured if nobody "
+    "has configured the node",
     "load": "serve POLICY (a file, a run folder or a shipped policy) from the next action on",
-    "rollback": "serve VERSION again, and refuse the weights of learners; without VERSION, serve an older "
-    "policy: the newest one that a person loaded, or the previous policy if no person loaded an older one",
+    "rollback": "serve VERSION again, and refuse the weights of learners; without VERSION, go back to the newest "
+    "earlier policy that a person loaded; if no person loaded an earlier policy, go back to the policy just before the "
+    "current policy",
     "freeze": "refuse the weights of learners",
     "unfreeze": "accept the weights of learners again",
     "takeover": "drive the robot of --target with the keyboard, or with actions from standard input, one per line",
@@ -46,7 +48,7 @@ _USES = {
     "json": _WITH_ANSWER,
     "reason": [*_WITH_ANSWER, "takeover"],
 }
-"""Maps an option to the verbs that use it. Every verb uses an option that is not in this table."""
+"""Maps an option to the verbs that use it. An option that is not in this table is allowed with every verb."""
 
 _EPILOG = """verbs:
 {verbs}
@@ -107,11 +109,12 @@ def _parser() -> argparse.ArgumentParser:
         "--target", default="", metavar="NAME", help="command only this robot (default: the server; see protocol.md)"
     )
     add_index(parser)
-    parser.add_argument("--reason", default="", help="all verbs but watch: why you give the command, for the log")
+    parser.add_argument("--reason", default="", help="all verbs except watch: why you give the command, for the log")
     parser.add_argument(
         "--force",
         action="store_true",
-        help="load: accept a POLICY that is not newer than all earlier ones; its new version is the newest one plus 1",
+        help="load: accept POLICY even if its version is not above all versions so far; POLICY then gets the highest "
+        "version so far plus 1",
     )
     parser.add_argument(
         "--timeout",
@@ -121,7 +124,7 @@ def _parser() -> argparse.ArgumentParser:
         help="seconds to wait for an answer (default: %(default)s)",
     )
     parser.add_argument(
-        "--json", action="store_true", help="all verbs but watch and takeover: print each answer as one JSON object"
+        "--json", action="store_true", help="all verbs except watch and takeover: print each answer as one JSON object"
     )
     return parser
 
@@ -130,10 +133,13 @@ def _refuse_unused(parsed: argparse.Namespace) -> None:
     """Raise UsageError for an argument or option that the verb does not use, and for ``load`` without a policy."""
     verb, argument = parsed.verb, parsed.argument
     if (verb == "load" and not argument) or (argument and verb not in ("load", "rollback")):
-        raise UsageError(f"{verb} with {argument or 'no argument'}; allowed: load POLICY, rollback [VERSION]")
+        raise UsageError(
+            f"{verb} with {argument or 'no argument'} is not allowed; "
+            "these verbs have an argument: load POLICY, rollback [VERSION]"
+        )
     for option, verbs in _USES.items():
         if getattr(parsed, option) and verb not in verbs:
-            raise UsageError(f"--{option} with {verb}; allowed: with {', '.join(verbs)}")
+            raise UsageError(f"--{option} is not allowed with {verb}; allowed: with {', '.join(verbs)}")
 
 
 def _command(parsed: argparse.Namespace) -> Command:
@@ -141,9 +147,9 @@ def _command(parsed: argparse.Namespace) -> Command:
     if verb == "load":
         return load_command(argument, parsed.target, parsed.reason, force=parsed.force)
     if argument and not (re.fullmatch(r"[0-9]{1,19}", argument) and 0 < int(argument) < 2**63):
-        raise UsageError(f"rollback to {argument[:40]!r}; allowed: a version that td3-robot node state lists")
+        raise UsageError(f"rollback to {argument[:40]!r}; allowed: a version from the output of 'td3-robot node state'")
     if verb == "takeover" and not parsed.target:
-        raise UsageError("takeover needs --target NAME; td3-robot node state lists the robots")
+        raise UsageError("takeover needs --target NAME; 'td3-robot node state' lists the robots")
     return replace(make_command(verb, parsed.target, parsed.reason, int(argument or 0)), robot=parsed.index)
 
 

@@ -11,7 +11,7 @@ NODES: dict[str, Verb] = {
     "operator": Verb("td3_robot.ros2.operator:main", "take over a robot, and drive it by a joystick or a topic"),
     "monitor": Verb("td3_robot.ros2.monitor:main", "publish the messages of a run or a robot as ROS 2 topics"),
 }
-"""Maps the name of each ROS 2 node to the function that runs it and its purpose."""
+"""For each ROS 2 node: its name, the function that runs it, and its purpose."""
 
 
 def main(arguments: Sequence[str]) -> int:

@@ -88,7 +88,7 @@ def _parser() -> Parser:
         default=[],
         type=variation,
         metavar="KEY=A,B,…",
-        help="train with each of these values; several --vary: train with each combination of their values",
+        help="train with each of these values; if there are several --vary, train with each combination of the values",
     )
     parser.add_argument("--steps", type=integer(1), metavar="N", help="environment steps of each run (total_steps)")
     parser.add_argument(
@@ -99,12 +99,13 @@ def _parser() -> Parser:
         "--at-once",
         type=integer(1),
         metavar="N",
-        help="number of parallel runs (default: one for every two cores of this machine; with --cluster, of all hosts)",
+        help="number of parallel runs (default: one for every two cores of this machine; with --cluster: one for every "
+        "two cores of all hosts)",
     )
     parser.add_argument(
         "--cluster",
         metavar="ADDRESS",
-        help="train on the hosts of a Ray cluster that see the folder of the runs; ADDRESS is auto, or HOST:PORT",
+        help="train on those hosts of a Ray cluster that see the folder of the runs; ADDRESS is auto, or HOST:PORT",
     )
     return parser
 
@@ -133,7 +134,7 @@ def _trainings(options: argparse.Namespace) -> list[Training]:
     taken = [*keys, *(override.partition("=")[0] for override in options.overrides)]
     for key in taken:
         if taken.count(key) > 1 or key in ("seed", "total_steps"):
-            option = {"seed": "--seeds", "total_steps": "--steps"}.get(key, "one option only")
+            option = {"seed": "--seeds", "total_steps": "--steps"}.get(key, "one --vary or one --set")
             raise UsageError(f"{key} is set twice, or by the wrong option; allowed: {option}")
     found = []
     for values in itertools.product(*(values for _, values in options.vary)):

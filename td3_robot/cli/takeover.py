@@ -16,7 +16,7 @@ from td3_robot.operators import Takeover
 from td3_robot.util.output import say
 from td3_robot.util.text import one_line
 
-_PATIENCE = 2.0  # seconds after the newest key in which this command sends actions
+_PATIENCE = 2.0  # this command sends actions for this many seconds after the newest key
 _PRESSES = 20  # key presses from the lower to the upper limit of a channel
 _KEYS = f"""keys:
   left, right  choose a channel
@@ -38,10 +38,11 @@ def drive(robot: Takeover, source: int) -> None:
 
     Args:
         robot: the takeover.
-        source: file descriptor of the input. A terminal gives keys. The function sends the newest action in each
-            control period, for up to 2 s after the newest key. In any other input, each line is the letter q or one
-            action: one number for each channel, separated by spaces. The function sends each action once. If several
-            lines come at once, it sends only the last of them.
+        source: file descriptor of the input. If the input is a terminal, the function reads single keys. It sends the
+            newest action in each control period, for up to 2 s after the newest key. If the input is not a terminal,
+            each line is the letter q or one action: one number for each channel, separated by spaces. The function
+            sends an action only once, not in each control period. If several lines come together, the function sends
+            only the action of the last line.
 
     Raises:
         CommandError: the server refuses the actions, or does not answer.

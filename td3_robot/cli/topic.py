@@ -28,7 +28,10 @@ from td3_robot.util.text import did_you_mean
 WATCHED = sorted(kind.NAME for kind in RECORDED - {Turn})
 """Topics that a monitor can subscribe to: all recorded topics except Turn, which only recorders get."""
 _ROLES = {"source": ROBOT_ROLES, "policy server": ("policy",)}
-"""Maps a ``subscriber`` in the table of topics to the roles in its Hello. Other subscribers are looked up as roles."""
+"""The roles of the subscribers ``source`` and ``policy server`` in the table of topics.
+
+For every other subscriber, :func:`subscribers` uses the subscriber's name as the role.
+"""
 _EXAMPLES = """examples:
   td3-robot topic list
   td3-robot topic show step
@@ -38,8 +41,8 @@ _EXAMPLES = """examples:
   td3-robot topic hz step --run runs/walker2d
   td3-robot topic info action --config robot.yaml
 
-echo, hz and info attach to running nodes. Up to 32 of these commands, monitors and dashboards can watch one run or one
-robot at the same time.
+echo, hz and info attach to running nodes. Up to 32 programs can watch one run or one robot at the same time: these
+commands, monitors and dashboards.
 """
 
 
@@ -75,7 +78,7 @@ def _parser() -> Parser:
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     listing = commands.add_parser("list", help="every topic: publisher, subscriber, rate, and what a full queue does")
     showing = commands.add_parser("show", help="the fields of a topic's message")
-    showing.add_argument("topic", metavar="TOPIC", help="a topic of td3-robot topic list")
+    showing.add_argument("topic", metavar="TOPIC", help="a topic, see td3-robot topic list")
     for command in (listing, showing):
         command.add_argument("--json", action="store_true", help="print one JSON object")
 
@@ -86,7 +89,7 @@ def _parser() -> Parser:
             name, parents=[shared], add_help=False, help=purpose, description=description, epilog=_EXAMPLES
         )
         command.set_defaults(prog=command.prog)
-        topic = command.add_argument("topic", metavar="TOPIC", help="a topic of td3-robot topic list")
+        topic = command.add_argument("topic", metavar="TOPIC", help="a topic, see td3-robot topic list")
         suggest(topic, lambda: WATCHED)
         command.add_argument("--node", metavar="NAME", help="only messages of this publisher")
         return command
@@ -162,7 +165,7 @@ def _measure(node: Node, options: argparse.Namespace) -> None:
 def rate(stamps: Sequence[int]) -> dict[str, float]:
     """The rate (Hz) of the times ``stamps`` (ns), and facts about the periods (ms) between them.
 
-    The result is empty for fewer than two times, or if the last time is not after the first.
+    The result is empty if ``stamps`` has fewer than two elements, or if the last time is not after the first time.
     """
     periods = [(later - earlier) * 1e-6 for earlier, later in pairwise(stamps)]
     if not periods or sum(periods) <= 0:
@@ -183,7 +186,7 @@ def rate_line(row: Mapping[str, Any]) -> str:
 
 
 def _describe(node: Node, options: argparse.Namespace) -> None:
-    """Watch for ``--seconds``, then print what is known about the topic."""
+    """Watch the nodes for ``--seconds`` seconds. Then print what is known about the topic."""
     publishers: Counter[str] = Counter()
     clients: dict[tuple[str, str], str] = {}  # maps link and name of a node to its role
 
@@ -208,8 +211,9 @@ def _describe(node: Node, options: argparse.Namespace) -> None:
 def subscribers(topic: str, clients: Mapping[tuple[str, str], str]) -> list[str]:
     """The subscribers of a topic.
 
-    For each row of the topic, the result contains the names of the known clients with the row's link and role. If there
-    is no such client, it contains the row's subscriber. ``clients`` maps link and name of a known client to its role.
+    In the table of topics, each row of this topic has a link and a subscriber. For each row, the result contains the
+    names of the clients that are known on this link and have a role of this subscriber. If no such client is known, the
+    result contains the subscriber itself. ``clients`` maps link and name of a known client to its role.
     """
     found: set[str] = set()
     for row in (row for row in listed() if row["topic"] == topic):

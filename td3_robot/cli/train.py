@@ -197,8 +197,8 @@ def _next_steps(prepared: Prepared) -> str:
     run, config, _ = prepared
     backend, name = importlib.import_module("td3_robot_sims.tasks").find(config.task)
     # The name of a task can contain the name of a Python module. For safety, eval imports this module only if --task
-    # names the task. The name in a policy file is not enough. A task of a module may have no pictures, so do not
-    # suggest a video.
+    # names the task. The name in a policy file is not enough. The output suggests no video for a task with a module,
+    # because some of these tasks have no pictures.
     how = f"--task {shlex.quote(config.task)}" if backend.module(name) else "--video walk.mp4"
     return (
         f"curve:   {run.curve_file}\n"

@@ -35,7 +35,7 @@ COMMANDS: dict[str, Verb] = {
     "sweep": Verb("td3_robot.cli.sweep:main", "train with several seeds and values, and compare the runs", _TRAIN),
     "eval": Verb("td3_robot_sims.evaluate:main", "evaluate a policy, and make a video of it", _TRAIN),
     "sim": Verb("td3_robot_sims.node:main", "run one more simulator for a training", _TRAIN),
-    "learner": Verb("td3_robot.learner.node:main", "run the learner of a training by hand", _TRAIN),
+    "learner": Verb("td3_robot.learner.node:main", "run the learner of a training that you start by hand", _TRAIN),
     "bundle": Verb("td3_robot.cli.bundle:main", "make, show, verify, export and import policy files", _DEPLOY),
     "policy": Verb(
         "td3_robot.policy.node:main", "serve a policy to a robot, or to a training that you start by hand", _DEPLOY
@@ -45,7 +45,7 @@ COMMANDS: dict[str, Verb] = {
     ),
     "ros2": Verb("td3_robot.cli.ros2:main", "run a ROS 2 node: driver, operator or monitor", _DEPLOY),
     "keys": Verb("td3_robot.cli.keys:main", "make keys, and choose which other machines may connect", _DEPLOY),
-    "record": Verb("td3_robot.recording.node:main", "record what the processes of a run or a robot publish", _RECORD),
+    "record": Verb("td3_robot.recording.node:main", "record the messages of a run or a robot", _RECORD),
     "info": Verb("td3_robot.recording.info:main", "show what a recording holds, and whether it is whole", _RECORD),
     "play": Verb("td3_robot.recording.play:main", "play a recording to live nodes", _RECORD),
     "replay": Verb(
@@ -73,14 +73,20 @@ COMMANDS: dict[str, Verb] = {
 
 
 def find(table: Mapping[str, Verb], name: str, kind: str) -> Verb:
-    """Return the row with this name. If there is none, raise UsageError; ``kind`` is its word for a row."""
+    """Return the row with this name. If there is no such row, raise UsageError.
+
+    ``kind`` is the word that the error uses for a row, for example ``benchmark``.
+    """
     if name not in table:
         raise UsageError(f"unknown {kind} {name!r}; {did_you_mean(name, table, 'allowed:')}")
     return table[name]
 
 
 def run_row(table: Mapping[str, Verb], kind: str, usage: str, arguments: Sequence[str]) -> int:
-    """Run the row whose name is the first argument, with the other arguments. For ``--help``, print ``usage``."""
+    """Run the row whose name is ``arguments[0]``. The row gets the other elements of ``arguments``.
+
+    If ``arguments[0]`` is ``--help``, print ``usage``.
+    """
     if not arguments:
         raise UsageError(f"no {kind} given; allowed: {', '.join(table)}")
     if arguments[0] in ("-h", "--help"):

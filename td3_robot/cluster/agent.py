@@ -35,7 +35,7 @@ process = subprocess.Popen(sys.argv[2:], pass_fds=inherited, stdin=subprocess.DE
 print(process.pid, flush=True)
 print(process.wait(), flush=True)
 """
-"""A program that starts another program, and prints its process ID and later its exit code.
+"""A program that starts a second program. It prints the process ID of the second program, and later its exit code.
 
 When an actor ends, Ray kills the actor's child processes, but not its grandchildren. This program is a child of the
 actor, and the learner is a child of this program. So Ray does not kill the learner, which can then save its checkpoint.
@@ -47,8 +47,8 @@ KILLED = -int(signal.SIGKILL)
 def remover(read_end: int, *folders: Path) -> list[str]:
     """Return the command line of a program that removes folders when a pipe closes.
 
-    The program must inherit the pipe's ``read_end``. It works even if SIGKILL ends the processes that hold the other
-    end.
+    The program must inherit the pipe's ``read_end``. The program removes the folders even if SIGKILL ends the processes
+    that hold the other end.
     """
     return [sys.executable, "-c", _REMOVER, str(read_end), *map(str, folders)]
 
@@ -64,7 +64,10 @@ class Report(NamedTuple):
 
 
 class Agent:
-    """The processes on one host. They end with the agent. Ray ends the agent when the process that created it ends."""
+    """The processes on one host. When the agent ends, they end too.
+
+    When the process that created the agent ends, Ray ends the agent.
+    """
 
     def __init__(self) -> None:
         # The user's runtime folder is unsuitable: systemd removes it at logout, but Ray continues after the logout.
@@ -81,8 +84,8 @@ class Agent:
     def folder(self) -> str:
         """Return the folder of this agent.
 
-        It contains a run folder for each policy server and its simulators, and one for the learner if the run has a
-        ``cluster.storage``.
+        The folder contains a run folder for each policy server and its simulators. If the run has a
+        ``cluster.storage``, the folder also contains a run folder for the learner.
         """
         return str(self._folder)
 
@@ -100,7 +103,7 @@ class Agent:
             files.write_atomically(path, content, 0o600)
 
     def start(self, name: str, arguments: Sequence[str], environment: Mapping[str, str]) -> None:
-        """Start Python with these arguments, and with these environment variables in addition."""
+        """Start Python with these arguments. ``environment`` holds additional environment variables."""
         output = self._folder / f"{name}.output"
         variables = self._lifeline.environment({**self._environment, **environment})
         self._nodes[name] = _Node([sys.executable, *arguments], variables, output, self._inherited)
@@ -124,7 +127,7 @@ class Agent:
 
     @staticmethod
     def copy(kept: str) -> None:
-        """Copy the files that the storage lacks from a kept run folder to the storage, and remove the folder.
+        """Copy the new and changed files of a kept run folder to the storage. Then remove the folder.
 
         Raises:
             NodeError: the storage fails. The folder stays.

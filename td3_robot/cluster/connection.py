@@ -1,4 +1,7 @@
-"""Connects to a Ray cluster, and asks a host for its version of td3-robot and whether it can read a shared file."""
+"""Connects to a Ray cluster, and asks a host two questions.
+
+The questions are: which version of td3-robot does the host have, and can the host read a shared file?
+"""
 
 from __future__ import annotations
 

@@ -31,7 +31,8 @@ class Host:
         address: the address at which other hosts reach this host.
         cpus, gpus: numbers of processor cores and of GPUs of the host.
         sees_run: whether the host can read the run folder.
-        lost: whether the run has given up the host, because it has died or does not answer, or a call to it failed.
+        lost: whether the run has given up the host. If so, the host has died or does not answer, or a call to the host
+            failed.
         simulators: number of simulators that run here.
         promised: simulators that start here when the agent has started. Other hosts must not take them.
         reserved: numbers of cores and of GPUs that the run has reserved here.
@@ -67,7 +68,7 @@ class Host:
             raise
 
     def _lose(self) -> None:
-        """Mark the host as lost, and kill its actors. The processes that the agent started then end, too."""
+        """Mark the host as lost, and kill its actors. This also ends the processes that the agent has started."""
         self.lost = True
         for actor in (self.agent, *self._reservations):
             with contextlib.suppress(Exception):  # Ray's head may be dead
@@ -101,7 +102,7 @@ class Host:
                 self._lose()
                 raise NodeError(
                     f"host {self.address} of the cluster has fewer than {cpus:g} free cores"
-                    f"{', or no free GPU' if gpus else ''}; other jobs may use them"
+                    f"{', or no free GPU' if gpus else ''}; perhaps other jobs run on this host"
                 ) from None
             except RayError as error:
                 self._lose()
@@ -128,8 +129,8 @@ class Host:
                 self.ask("close")
 
     def start(self, name: str, arguments: Sequence[str], environment: Mapping[str, str], log: Path) -> Running:
-        """Start a process on this host: Python with these arguments. ``log`` is a file on this machine."""
-        # An old report may hold the exit code of an earlier process of this name. Take it before the new one starts.
+        """Start a process on this host: Python with these arguments. ``log`` is a file on the caller's machine."""
+        # An old report may hold the exit code of an earlier process of this name. Take the old report before the start.
         self.take(wait=True)
         self.ask("start", name, arguments, environment)
         self._processes[name] = _Remote(self, name, log)
@@ -143,7 +144,8 @@ class Host:
     def take(self, *, wait: bool = False) -> None:
         """Take the newest reports if they have come, and ask for the next ones.
 
-        With ``wait``, wait for the reports that an earlier call asked for, and ask for no new ones.
+        If ``wait`` is set, this method waits for the reports that an earlier call asked for, and does not ask for new
+        reports.
         """
         if self.lost:
             return

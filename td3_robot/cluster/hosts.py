@@ -1,7 +1,7 @@
 """Runs the processes of a training on the hosts of a Ray cluster.
 
-The learner runs on a host that sees the run folder. If ``cluster.storage`` is set, the learner can run on any host. Of
-the possible hosts, it gets one with a GPU if there is one, and among these the one with the most processor cores. The
+The learner runs on a host that sees the run folder. If ``cluster.storage`` is set, the learner can run on any host. If
+several hosts are possible, the run prefers a host with a GPU, and then the host with the most processor cores. The
 other hosts run the simulators. If there is no other host, the learner's host runs them. Each host with simulators has
 its own policy server, so observations and actions stay on the host. Recorder and evaluator run beside the supervisor.
 """
@@ -134,12 +134,12 @@ class RayHosts(Hosts):
             host = self._members.best_for_learner()
             try:
                 host.begin(host.reserved[0] + self._config.cluster.learner_cpus, min(host.gpus, 1.0))
-                host.promised = []  # these simulators now wait for another host
+                host.promised = []  # the simulators promised to this host now wait for another host
                 return host
             except NodeError as error:
                 if not self._members.able_to_learn():
                     raise
-                self._say(f"{error}; the run does not use it")
+                self._say(f"{error}; the run does not use this host")
 
     def place(self, processes: Sequence[Process]) -> list[Process]:
         """Return the processes to start, with one policy server for each host that gets simulators.
@@ -174,7 +174,7 @@ class RayHosts(Hosts):
         try:
             return host.begin(cpus, wait=wait)
         except NodeError as error:
-            self._say(f"{error}; the run does not use it")
+            self._say(f"{error}; the run does not use this host")
             return False
 
     def _shares(self) -> list[tuple[Host, int]]:
@@ -231,7 +231,7 @@ class RayHosts(Hosts):
         return result
 
     def endpoints(self) -> Mapping[str, str]:
-        """Return the endpoints that other hosts reach, by link."""
+        """For each link, return the endpoint that processes on other hosts must reach."""
         shown = str(get_node_ip_address())
         here = self._config.cluster.addresses.get(shown, shown)
         for link in ("supervisor", *LISTENERS):
@@ -286,9 +286,9 @@ class RayHosts(Hosts):
         return _start_on(host, stored(start), folder)
 
     def _write_run(self, host: Host, server: str) -> str:
-        """Write the run folder of a learner, or of a policy server and its simulators, on their host. Return its path.
+        """Write a run folder on a host, for the learner or for a policy server and its simulators.
 
-        The folder gets configuration, endpoints, keys and storage.
+        The folder gets configuration, endpoints, keys and storage. Return the path of the folder.
         """
         folder = f"{host.folder}/{server}"
         mine = {
@@ -341,7 +341,7 @@ class RayHosts(Hosts):
             total = host.simulators + len(mine)
             # The run needs these simulators. If the host has too few cores for them, reserve the cores that it has.
             if self._begun(host, min(total, self._members.room_on(host))):
-                host.promised = []  # these simulators now wait for another host
+                host.promised = []  # the simulators promised to this host now wait for another host
                 host.simulators += len(mine)
                 self._where[server] = host
                 return True
@@ -356,7 +356,7 @@ class RayHosts(Hosts):
 
 
 def share(count: int, hosts: Sequence[Host], each: float) -> Iterable[Host]:
-    """Yield the host with the most free cores for each of ``count`` simulators. A simulator needs ``each`` cores."""
+    """For each of ``count`` simulators, yield the host with the most free cores. A simulator needs ``each`` cores."""
     given = {host.node: host.simulators for host in hosts}
     for _ in range(count):
         host = max(hosts, key=lambda it: it.cpus - given[it.node] * max(each, 1e-9))
@@ -365,7 +365,7 @@ def share(count: int, hosts: Sequence[Host], each: float) -> Iterable[Host]:
 
 
 def _start_on(host: Host, start: Start, run: str) -> Running:
-    """Start a process on a host, with its run folder there."""
+    """Start a process on a host. ``run`` is the path of the process's run folder on this host."""
     return host.start(start.name, start.arguments(run), start.environment, start.log)
 
 

@@ -1,4 +1,7 @@
-"""The learner's files in a training with ``cluster.storage``: on its host, at the storage, and in the run folder."""
+"""The learner's files in a training with ``cluster.storage``.
+
+The files are on the learner's host, at the storage, and in the run folder.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +26,7 @@ class LearnerFiles:
         say: prints one line for the user.
 
     Attributes:
-        place: the newest host of the learner, and the learner's folder there; None before the first start.
+        place: the host on which the learner started last, and the learner's folder there; None before the first start.
     """
 
     place: tuple[Host, str] | None = None
@@ -36,7 +39,10 @@ class LearnerFiles:
         self._following = contextlib.ExitStack()  # copies files from the storage to the run folder
 
     def begin(self) -> None:
-        """Copy the learner's files to the storage. Then a thread repeatedly copies new metrics and policies back."""
+        """Copy the learner's files from the run folder to the storage.
+
+        Then a thread repeatedly copies new metrics and policies from the storage to the run folder.
+        """
         storage, run = self._storage, self._run
         copied: dict[str, str] = {}
 

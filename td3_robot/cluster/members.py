@@ -24,12 +24,12 @@ _PAUSE = 1.0  # seconds between two reads of the list of hosts while the run wai
 
 
 class Members:
-    """Finds the hosts of a Ray cluster, counts their processor cores, and asks Ray's autoscaler for more.
+    """Finds the hosts of a Ray cluster, counts their processor cores, and asks Ray's autoscaler for more hosts.
 
     Args:
         config: the configuration of the run.
         run: path of the run folder.
-        marker: a file in the run folder. A host that can read it sees the run folder.
+        marker: a file in the run folder. If a host can read this file, the host sees the run folder.
         say: prints one line for the user.
 
     Attributes:
@@ -46,7 +46,7 @@ class Members:
         self._hosts: dict[str, Host] = {}  # by Ray's NodeID
         self._asked: dict[str, tuple[Mapping[str, Any], Question]] = {}  # hosts that have not answered yet
         self._refused: set[str] = set()  # NodeIDs of hosts that the run cannot use
-        self._requested: list[dict[str, float]] = []  # what Ray's autoscaler was asked for
+        self._requested: list[dict[str, float]] = []  # the newest request to Ray's autoscaler
 
     @property
     def alive(self) -> list[Host]:
@@ -77,7 +77,7 @@ class Members:
                 if strict and not isinstance(error.__cause__, LOST):
                     raise
                 self._refused.add(number)
-                self._say(f"{error}; the run does not use it")
+                self._say(f"{error}; the run does not use this host")
 
     def wait_for_cores(self, stopped: Callable[[], int]) -> None:
         """Wait for the cores that the run needs. Ask Ray's autoscaler for all cores that the run can use.
@@ -110,8 +110,8 @@ class Members:
     def request_cores(self, learner: Host) -> None:
         """If the hosts have too few cores for all simulators, request more hosts from Ray's autoscaler.
 
-        The request names the cores of all simulators, and all cores and GPUs of the learner's host. Without an
-        autoscaler, it has no effect.
+        The request asks for the cores that all simulators need, and for all cores and GPUs of the learner's host.
+        Without an autoscaler, the request has no effect.
         """
         if self.room(learner) >= self.most:
             return
@@ -122,20 +122,26 @@ class Members:
             request_resources(bundles=bundles)
 
     def workers(self, learner: Host) -> list[Host]:
-        """Return the hosts for simulators: the living hosts except the learner's. A single host runs all processes."""
+        """Return the hosts for simulators: the living hosts except the host of the learner.
+
+        If only one host is alive, return this host: it runs all processes.
+        """
         return [host for host in self.alive if host is not learner] or self.alive
 
     def room(self, learner: Host) -> int:
-        """Return the number of simulators for which the hosts have cores, at most the number that the run can use."""
+        """Return the number of simulators for which the hosts have cores. The result is at most :attr:`most`."""
         return min(self.most, sum(map(self.room_on, self.workers(learner))))
 
     def room_on(self, host: Host) -> int:
-        """Return the number of simulators for which a host has cores, at most the number that the run can use."""
+        """Return the number of simulators for which a host has cores. The result is at most :attr:`most`."""
         each = self._cluster.simulator_cpus
         return min(self.most, int(host.cpus / each + 1e-9)) if each else self.most
 
     def able_to_learn(self) -> list[Host]:
-        """Return the living hosts that can run the learner. Without a storage, the learner must see the run folder."""
+        """Return the living hosts that can run the learner.
+
+        If ``cluster.storage`` is not set, the host of the learner must see the run folder.
+        """
         return [host for host in self.alive if self._cluster.storage or host.sees_run]
 
     def best_for_learner(self) -> Host:
@@ -151,16 +157,17 @@ class Members:
         return max(able, key=lambda it: (it.gpus > 0, it.cpus))
 
     def withdraw_request(self) -> None:
-        """Take back the request to Ray's autoscaler, so that it can stop hosts."""
+        """Withdraw the request to Ray's autoscaler, so that the autoscaler can stop hosts."""
         if self._requested and self.alive:
             with contextlib.suppress(Exception):  # Ray's head may be dead
                 request_resources()
 
 
 def examined(node: Mapping[str, Any], question: Question, addresses: Mapping[str, str]) -> Host:
-    """Check the version of a host in Ray's list, and return the host. Raise NodeError if a run cannot use it.
+    """Check the version of td3-robot on a host in Ray's list. Return the host.
 
-    ``question`` is the settled question of :func:`ask_probe`; ``addresses`` is like ``cluster.addresses``.
+    ``question`` comes from :func:`ask_probe`, and is settled. ``addresses`` is like ``cluster.addresses``. Raises
+    NodeError if a run cannot use the host.
     """
     has, shown = node["Resources"], node["NodeManagerAddress"]
     address = addresses.get(shown, shown)

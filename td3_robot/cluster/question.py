@@ -22,7 +22,10 @@ class Question:
         self._end = time.monotonic() + ANSWER
 
     def settled(self, wait: float) -> bool:
-        """Wait for the answer. Return True if it has come, or if the time for it is over."""
+        """Wait at most ``wait`` seconds for the answer.
+
+        Return True if the answer has come, or if :data:`ANSWER` seconds have passed since the question.
+        """
         left = max(0.0, self._end - time.monotonic())
         return bool(ray.wait([self._reference], timeout=min(wait, left))[0]) or wait >= left
 
@@ -32,7 +35,7 @@ class Question:
 
 
 def first_line(error: Exception) -> str:
-    """Return the first line of an error. If the error comes from another host, use its cause."""
+    """Return the first line of an error. For an error from another host, return the first line of its cause."""
     cause = getattr(error, "cause", None) or error
     lines = [line for line in str(cause).splitlines() if line.strip()]
     return lines[0].strip()[:200] if lines else type(cause).__name__

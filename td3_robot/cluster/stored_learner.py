@@ -21,14 +21,14 @@ MODULE = "TD3_ROBOT_LEARNER"
 
 
 def stored(start: Start) -> Start:
-    """Return a Start of this program. The program then runs the module of ``start``, the learner."""
+    """Return a Start for this program. This program then runs the learner, whose module is ``start.module``."""
     return start._replace(
         module="td3_robot.cluster.stored_learner", environment={**start.environment, MODULE: start.module}
     )
 
 
 def main() -> int:
-    signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C ends this process, until the learner sets its own handler
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # until the learner sets its own handler, Ctrl-C ends this process
     unblock_signals()
     try:
         keeper = Keeper(Path(sys.argv[sys.argv.index("--run") + 1]))

@@ -53,8 +53,8 @@ class SweepHosts:
     def start(self, name: str, arguments: Sequence[str], log: Path) -> Running:
         """Start ``td3-robot train`` with these arguments on the host with the most free cores.
 
-        The sweep reserves all cores of a host, and its trainings share them. So the sweep does not use a host on which
-        other jobs use cores.
+        The sweep reserves all cores of a host, and the trainings of the sweep share these cores. So the sweep does not
+        use a host on which other jobs use cores.
 
         Raises:
             NodeError: no host is left.

@@ -7,7 +7,7 @@ import re
 from td3_robot.config.section import NonNegative, Section
 
 _MOST = 64  # simulators
-_BIND = re.compile(r"[^\s:;\[\]/]+|[0-9a-fA-F:]*:[0-9a-fA-F:]*")  # an IPv4 address, name or interface; or IPv6
+_BIND = re.compile(r"[^\s:;\[\]/]+|[0-9a-fA-F:]*:[0-9a-fA-F:]*")  # name, interface or IPv4 address; or IPv6 address
 _URL = re.compile(r"[a-z][\w+.-]*://[^\s*?\[\]]+")
 
 
@@ -16,20 +16,22 @@ class ClusterConfig(Section, frozen=True):
 
     Attributes:
         simulators: number of simulator processes on the cluster. With null, the top-level key ``simulators`` gives the
-            number. With ``[low, high]``, the processor cores of the hosts determine the number. New hosts get more
-            simulators. If a host is lost, its simulators move to another host. If no other host has enough cores, the
-            run continues without these simulators, as long as at least ``low`` simulators remain.
+            number. With ``[low, high]``, the processor cores of the hosts determine the number. If a host joins, the
+            run can start more simulators there. If a host is lost, its simulators move to another host. If no other
+            host has enough cores, the run continues without these simulators, as long as the number of remaining
+            simulators is at least the value ``low``.
         simulator_cpus: processor cores that Ray reserves for each simulator.
         learner_cpus: processor cores that Ray reserves for the learner.
-        wait_s: the longest time in seconds that the start waits until the hosts have cores for the lowest number of
-            simulators.
-        addresses: maps the address that Ray shows for a host to the address at which other hosts reach this host. Set
-            it only where the two addresses differ.
-        bind: the address or network interface that each host binds, for example ``0.0.0.0`` or ``eth1``; null for the
-            address at which other hosts reach it. Set it only where the two addresses differ, for example behind NAT.
+        wait_s: at the start, the run waits at most this many seconds until the hosts have cores for the lowest number
+            of simulators.
+        addresses: each map key is the address that Ray shows for a host. The value is the address at which other hosts
+            reach this host. List a host only if its two addresses differ.
+        bind: the address or network interface that each host binds, for example ``0.0.0.0`` or ``eth1``. Null means
+            the address at which other hosts reach this host. Set ``bind`` only if a host must bind a different address,
+            for example behind NAT.
         storage: URL of a folder to which the run copies the learner's files, for example ``s3://bucket/walker`` or
             ``file:///mnt/walker``; null for no copies. With a URL, the learner can run on a host that does not see the
-            run folder. The package fsspec must know the protocol. Each run needs its own URL.
+            run folder. The package fsspec must support the protocol of the URL. Each run needs its own URL.
     """
 
     simulators: int | tuple[int, int] | None = None  # msgspec 0.22 cannot combine a limit and a tuple

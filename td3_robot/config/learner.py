@@ -14,13 +14,16 @@ IMPLIED: dict[tuple[str, str], dict[str, Any]] = {
     **{("algorithm", name): implied for name, implied in algorithms.IMPLIED.items()},
     ("replay", "lap"): {"critic_loss": "huber"},
 }
-"""Maps a ``learner`` key and its value to other keys, and to the values that these keys must then have."""
+"""Maps a ``learner`` key and one of its values to a map of other keys.
+
+If the key has this value, each of the other keys must have the value in the inner map.
+"""
 
 
 class LearnerConfig(Section, frozen=True):
-    """The algorithm, its options, and the pace of its updates. The defaults are those of TD3, without additions.
+    """The algorithm, its options, and the pace of its updates. The defaults are those of plain TD3.
 
-    Noise and clips of actions are fractions: 1 is half the action range of each dimension.
+    ``target_noise`` and ``target_noise_clip`` are fractions: 1 is half the action range of each dimension.
 
     A checkpoint from one device can be used on any other device. The random numbers stay the same.
 
@@ -38,7 +41,7 @@ class LearnerConfig(Section, frozen=True):
         policy_delay: critic updates for each actor update.
         learning_rate: step size of Adam at the start.
         learning_rate_falls_from: fraction of ``total_steps`` after which the learning rate falls linearly to
-            ``learning_rate_end``. With ``a2c``: fraction of ``a2c.episodes``.
+            ``learning_rate_end``. With ``a2c``, this key is a fraction of ``a2c.episodes``.
         learning_rate_end: the learning rate at the end of the training, as a fraction of ``learning_rate``.
         policy_average: if above 0, evaluations and policy files use a moving average of the actor's weights. At
             actor update n, the average moves towards the actor by this fraction, or by 1/n if that is larger (Polyak
@@ -54,11 +57,13 @@ class LearnerConfig(Section, frozen=True):
             draws transitions in proportion to max(|δ|, 1)^``priority_exponent`` and needs the Huber loss.
         priority_exponent: exponent of a transition's priority, see ``replay``.
         buffer_size: transitions that the buffer holds.
-        replay_storage: ``memory``, or ``file`` for a file in the run folder. With a file, a killed learner loses no
-            transition, and checkpoints are small. In lock-step, checkpoints hold the buffer, too: a resumed run needs
-            the buffer of the checkpoint, but the file may hold newer transitions.
+        replay_storage: ``memory``: the buffer is in memory. ``file``: the buffer is in a file in the run folder. With a
+            file, a killed learner loses no transition, and checkpoints are small. The exception is lock-step: a resumed
+            run needs the buffer as it was at the checkpoint, but the file can hold newer transitions. So checkpoints
+            hold the buffer, too.
         recordings: files whose transitions fill the buffer at the start. These transitions are not environment steps.
-        learn_from_operator: learn also from transitions in which an operator chose the action. ``a2c`` never does.
+        learn_from_operator: learn also from transitions in which an operator chose the action. ``a2c`` never learns
+            from them.
         operator_share: if above 0, the learner keeps the operator's transitions in a separate buffer: the newest
             100,000, or ``buffer_size`` if that is smaller. This share of each batch comes from that buffer. If 0, the
             replay buffer holds these transitions.
@@ -71,20 +76,21 @@ class LearnerConfig(Section, frozen=True):
         publish_every: updates between two published policies.
         offline_updates: updates on ``recordings`` before the first environment step. The learned policy then acts from
             the first step, and there are no uniform actions.
-        start_from: a policy file, a run folder or the name of a shipped policy. A new run begins with its actor and
-            observation normalisation, instead of random weights and uniform actions.
+        start_from: a policy file, a run folder or the name of a shipped policy. A new run begins with the actor and
+            the observation normalisation of this policy, instead of random weights and uniform actions.
         critics_first: number of updates at the start that train only the critics. Untrained critics would spoil the
             actor of ``start_from``.
-        device: ``auto`` is a CUDA GPU if torch finds one, else the CPU. A resumed run keeps what ``auto`` has chosen.
-            On a cluster, unless ``device`` is ``cpu``, ``auto`` chooses anew at each start of the learner.
+        device: ``auto`` is a CUDA GPU if torch finds one, else the CPU. A resumed run keeps the values that ``auto``
+            has chosen for ``device``, ``precision`` and ``threads``. On a cluster, the run keeps them only if
+            ``device`` is ``cpu``. Otherwise, ``auto`` chooses again at each start of the learner.
         precision: ``auto`` is the faster precision on a CPU, and fp32 on a GPU.
         threads: threads of the learner. ``auto`` measures which number makes the fastest updates. ``auto`` is 1
             on a GPU, in lock-step, and for algorithms without a fast engine. On a cluster, ``auto`` is 1 unless
             ``device`` is ``cpu``.
-        threads_in: with ``critics`` two parallel threads each compute one critic, or half of the actor's batch. If
-            ``threads`` is above 2, the other threads share the matrix products of these two. With ``operators`` all
-            threads share every matrix product. ``operators`` is faster if no other process uses the learner's processor
-            cores. Otherwise it may be far slower.
+        threads_in: ``critics``: two parallel threads each compute one critic, or half of the actor's batch. If
+            ``threads`` is above 2, the other threads help these two threads with their matrix products.
+            ``operators``: all threads share every matrix product. The value ``operators`` is faster if no other process
+            uses the learner's processor cores. Otherwise it may be far slower.
         compile: compile the update for the processor. This needs a C++20 compiler, and takes about 10 s the first time.
             If it fails, the learner logs a warning and continues without compiled updates. ``compile`` has no effect on
             a GPU, and for algorithms without a fast engine.
@@ -148,7 +154,7 @@ class LearnerConfig(Section, frozen=True):
                 if getattr(self, key) == choice and getattr(self, other) != needed:
                     raise ValueError(
                         f"learner.{key} is {choice!r} and learner.{other} is {getattr(self, other)!r}; "
-                        f"with {choice!r} it must be {needed!r}"
+                        f"with {choice!r}, {other} must be {needed!r}"
                     )
         fields = msgspec.structs.fields(self)
         used = algorithms.USES.get(self.algorithm, [field.name for field in fields])
@@ -164,13 +170,14 @@ class LearnerConfig(Section, frozen=True):
     def thread_count(self) -> int:
         """The number of threads; 1 for ``auto``.
 
-        Preparing a run replaces ``auto``, unless a learner on a cluster chooses its device.
+        When a run is prepared, a number replaces ``auto``. The exception: on a cluster, if ``device`` is not ``cpu``,
+        ``auto`` remains.
         """
         return 1 if self.threads == "auto" else self.threads
 
     @property
     def compiles(self) -> bool:
-        """Whether to compile updates; ``device`` must not be ``auto``."""
+        """Whether to compile updates. The result is valid only if ``device`` is not ``auto``."""
         return self.compile and self.device == "cpu"
 
     def learning_rate_at(self, fraction: float) -> float:

@@ -56,10 +56,10 @@ def parse(
     Args:
         content: nested maps, as read from YAML.
         overrides: each as ``KEY=VALUE``, for example ``learner.batch_size=128``.
-        source: name of the input in errors and warnings. An error about an overridden key contains the override or
-            its option in ``flags``, and not this name.
-        flags: maps the full name of an overridden key to the command-line option that set the key. For all other keys,
-            the option is ``--set``.
+        source: name of the input in errors and warnings. An error about an overridden key does not contain this name.
+            It contains the override, or the option that ``flags`` gives for the key.
+        flags: maps the full name of an overridden key to the command-line option that set this key. For all other
+            overridden keys, the option is ``--set``.
 
     Raises:
         ConfigError: a key is unknown, a value is wrong, or two values contradict each other.
@@ -90,7 +90,7 @@ def parse(
 
 
 def _culprits(text: str, overrides: Sequence[str], flags: Mapping[str, str]) -> str:
-    """Return the options of the overrides whose keys are in the error text; empty if there are none."""
+    """Return the options that set the keys in the error text, or an empty text if no override set such a key."""
     keys = {override.partition("=")[0]: override for override in overrides}
     named = [key for key in keys if re.search(rf"(?<![\w.]){re.escape(key)}(?!\w)", text)]
     return ", ".join(flags.get(key, f"--set {keys[key]}") for key in named)
@@ -147,7 +147,10 @@ _PLAIN = {
 
 
 def _readable(text: str, tree: Mapping[str, Any]) -> str:
-    """Turn an error of msgspec, such as ``Expected … - at `$.a.b```, into a line with key, value and allowed values."""
+    """Return an error of msgspec as a line with key, value and allowed values.
+
+    ``text`` is the error of msgspec, for example "Expected `int`, got `str` - at `$.a.b`".
+    """
     reason, _, place = text.partition(" - at `$")
     name = place.strip("`.")
     value: Any = tree
@@ -177,7 +180,7 @@ def _readable(text: str, tree: Mapping[str, Any]) -> str:
 
 
 def _unknown(key: str, section: type[Section], name: str) -> str:
-    """Return the error for an unknown key, with the most similar key of the section or of any section."""
+    """Return the error for an unknown key. It suggests a similar key of this section, or else of all sections."""
     known = get_type_hints(section)
     sections = {outer: inner for outer, inner in get_type_hints(Config).items() if _is_section(inner)}
     others = {inner: f"{outer}.{inner}" for outer, kind in sections.items() for inner in get_type_hints(kind)}

@@ -1,9 +1,9 @@
 """Domain randomization: a simulator draws properties of the robot and its world for each episode.
 
 A policy then learns to act with unknown properties. Each key is a range ``[low, high]`` for a uniform draw. Null, the
-default, switches a key off. Only ``push.duration`` and ``push.interval`` always have a range, which has no effect
-while ``push.force`` is off. With all keys off, the walking robots behave bit for bit as in ``pybullet_envs_gymnasium``.
-The first Step of an episode reports the drawn values.
+default, switches a key off. The keys ``push.duration`` and ``push.interval`` cannot be null. Their ranges have no
+effect while ``push.force`` is off. With all keys off, the walking robots behave bit for bit as in
+``pybullet_envs_gymnasium``. The first Step of an episode reports the drawn values.
 """
 
 from __future__ import annotations
@@ -30,14 +30,18 @@ class SensorsConfig(Section, frozen=True):
     """One range for each group of observations, in the unit of the channels (see docs/reference/robots.md).
 
     Attributes:
-        height: height of the torso, m.
-        direction: sine and cosine of the direction to the target.
-        velocity: velocity of the torso, multiplied by 0.3 s/m.
-        attitude: roll and pitch, rad.
-        joint_position: position of each joint; -1 and 1 are the joint's limits.
-        joint_velocity: velocity of each joint, multiplied by 0.1 s/rad.
-        contact: contact of each foot, 0 or 1.
-        all: all channels whose group has no range. Robots that do not walk support only this key.
+        height: range of the noise or bias on the channel that holds the height of the torso, in m.
+        direction: range of the noise or bias on the channels that hold sine and cosine of the direction to the target.
+        velocity: range of the noise or bias on the channels that hold the velocity of the torso. The value of these
+            channels is the velocity multiplied by 0.3 s/m.
+        attitude: range of the noise or bias on the channels that hold roll and pitch, in rad.
+        joint_position: range of the noise or bias on the channels that hold the joint positions. The values -1 and 1 of
+            these channels are the joint's limits.
+        joint_velocity: range of the noise or bias on the channels that hold the joint velocities. The value of these
+            channels is the velocity multiplied by 0.1 s/rad.
+        contact: range of the noise or bias on the channels that hold the contact of each foot, 0 or 1.
+        all: range of the noise or bias on all channels for which no other key of this section is set. Robots that do
+            not walk support only this key.
     """
 
     height: tuple[float, float] | None = None
@@ -72,11 +76,12 @@ class RandomizationConfig(Section, frozen=True):
         mass: factor of the mass and the inertia of every part of the robot.
         friction: factor of the floor's lateral friction. Bullet multiplies the floor's friction by the foot's friction.
         motor_strength: factor of every joint's torque. The cost of an action does not change.
-        joint_damping: damping of every driven joint, N·m·s/rad; the models have none. Bullet uses the velocity at the
-            start of a control period, so light links vibrate at values above a few N·m·s/rad.
+        joint_damping: damping of every driven joint, N·m·s/rad. The robots' models have no damping. Bullet computes the
+            damping from the joint's velocity at the start of a control period. So light links vibrate at values above
+            a few N·m·s/rad.
         action_latency: delay of actions, in whole control periods. Until the first action arrives, the robot
-            applies zero, or the limit nearest to zero. A Step reports the newest sent action, which may differ from the
-            applied action.
+            applies zero. If the limits of a channel exclude zero, the robot applies the limit nearest to zero. A Step
+            reports the newest sent action, which may differ from the applied action.
         action_jitter: additional delay in whole control periods, which the simulator draws for each action. The
             simulator drops an action that arrives after a newer action.
         sensor_noise: standard deviation of the Gaussian noise on observations. The simulator draws one standard

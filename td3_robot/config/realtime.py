@@ -10,12 +10,14 @@ from td3_robot.config.section import Fraction, Natural, Section
 
 
 class RealtimeConfig(Section, frozen=True):
-    """Real-time settings of the policy server. All of them except ``missed_share`` are off by default.
+    """Real-time settings of the policy server. Only ``missed_share`` also holds for drivers.
+
+    All settings except ``missed_share`` are off by default.
 
     Attributes:
         processors: numbers of the processors that the server may run on.
-        priority: SCHED_FIFO priority, 1 to 99; 0 selects the usual scheduler. Under systemd, this needs LimitRTPRIO. If
-            the priority is at least 2, the thread that checks new weights gets the priority minus one.
+        priority: SCHED_FIFO priority, 1 to 99; 0 selects the usual scheduler. Under systemd, a priority above 0 needs
+            LimitRTPRIO. If the priority is at least 2, the thread that checks new weights gets the priority minus one.
         lock_memory: keep the server's memory pages in RAM. Under systemd, this needs LimitMEMLOCK.
         freeze_gc: stop Python's cyclic garbage collector. The server's loop makes no reference cycles, so it needs no
             collector.
@@ -37,7 +39,7 @@ class RealtimeConfig(Section, frozen=True):
         if self.spin_us and self.priority:
             raise ValueError(
                 f"realtime.spin_us is {self.spin_us} and realtime.priority is {self.priority}: a server that spins "
-                "under SCHED_FIFO would block the driver; one of them must be 0"
+                "under SCHED_FIFO would block the driver; set spin_us or priority to 0"
             )
 
     @property

@@ -33,7 +33,7 @@ class Key(NamedTuple):
     name: str  # full name, for example ``learner.batch_size``
     type: str  # type of the value, for example ``integer or null``
     default: str  # as JSON; ``required`` if the key has no default
-    allowed: str  # the range or the choices; empty if the type in the schema has neither
+    allowed: str  # the range or the choices; empty if the key has no range and no choices
     doc: str  # meaning of the key
 
 

@@ -1,4 +1,4 @@
-"""Checks that a resume changes only keys that the user sets, and no fixed key."""
+"""Checks the keys that a resume changes: the user must have set each of these keys, and none of them may be fixed."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ FIXED = {
     "learner.replay": "the run's replay buffer is of the old kind",
     "learner.normalise_observations": "the run's networks have learned with the old setting",
     "learner.policy_average": "the run's average of the actor began with the old rate",
-    "learner.learning_starts": "the run counts its updates from the old step",
+    "learner.learning_starts": "the run counts its updates from the step in the old setting",
     "learner.replay_ratio": "the run counts its updates with the old ratio",
     "learner.recordings": "the run read the recordings at its start",
     "learner.offline_updates": "the run has made its offline updates",
@@ -52,9 +52,9 @@ def accepted(before: Config, after: Config, declared: Collection[str]) -> list[s
 
     Args:
         before: the configuration of the run's last training.
-        after: the configuration to resume with. In ``before`` and ``after``, the chosen values have replaced ``auto``.
-            So the check also finds a device or precision that ``auto`` chooses only now. If a learner on a cluster
-            chooses the values, they remain ``auto``.
+        after: the configuration to resume with. ``before`` and ``after`` contain the chosen values instead of ``auto``,
+            except on a cluster where the learner itself chooses. So the check notices if ``auto`` chooses another
+            device at this resume.
         declared: keys that the user wants to change. The name of a section means all its keys.
 
     Raises:
@@ -71,9 +71,10 @@ def accepted(before: Config, after: Config, declared: Collection[str]) -> list[s
     if undeclared:
         values = [(key, *map(_text, changed[key])) for key in undeclared]
         raise UsageError(
-            "the configuration differs from the run's: "
+            "the configuration differs from the configuration of the run: "
             f"{'; '.join(f'{key} is {old} in the run, {new} now' for key, old, new in values)}; "
-            f"to change it, add {' '.join(f'--set {key}={new}' for key, _, new in values)}; in Python, use overrides"
+            f"to accept the change, add {' '.join(f'--set {key}={new}' for key, _, new in values)}; "
+            "in Python, use overrides"
         )
     return [f"{key}: {_text(old)} → {_text(new)}" for key, (old, new) in changed.items()]
 

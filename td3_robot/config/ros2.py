@@ -43,7 +43,8 @@ class ObservationConfig(Section, frozen=True):
 
     Attributes:
         channel: name of the observation channel.
-        topic: the topic. The default is ``joint_states`` for a joint and ``imu`` for an IMU. An array needs a topic.
+        topic: the topic. The default is ``joint_states`` for a joint and ``imu`` for an IMU. If the channel is read
+            with the key ``index``, there is no default, and the configuration must set the key ``topic``.
         joint: name of a joint in a sensor_msgs/JointState.
         field: which value of the joint the driver reads.
         imu: field of a sensor_msgs/Imu.
@@ -103,8 +104,8 @@ class CommandConfig(Section, frozen=True):
             trajectory_msgs/JointTrajectory with one point, for a joint trajectory controller.
         topic: topic of the commands.
         field: which field of a trajectory's point holds the values.
-        reach_ms: time after the command at which the robot reaches the trajectory's point. The default is one
-            control period.
+        reach_ms: time from the command until the robot reaches the trajectory's point. The default is one control
+            period.
     """
 
     type: Literal["array", "trajectory"] = "array"
@@ -121,8 +122,8 @@ class Ros2Config(Section, frozen=True):
         stale_ms: the longest allowed age of the value of each observation channel. If a value is older, the driver
             goes to FAULT and applies the safe action.
         observations: the source of each observation channel, in any order.
-        actions: the values of a command, in the order of the array or of the trajectory's joints. The default is the
-            order of the specification.
+        actions: the values of a command, in the order of the array or of the trajectory's joints. By default, a
+            command has a value for every action channel, in the order of the specification.
     """
 
     bundle: str | None = None

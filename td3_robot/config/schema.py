@@ -58,11 +58,12 @@ class ExplorationConfig(Section, frozen=True):
 
     Attributes:
         kind: ``gaussian_v2``, ``ornstein_uhlenbeck_v2``, or a kind of noise from an installed package. ``gaussian`` and
-            ``ornstein_uhlenbeck`` draw the same numbers as earlier versions. They draw robot by robot, which is slower.
+            ``ornstein_uhlenbeck`` draw the same numbers as earlier versions of td3-robot. These two kinds draw robot by
+            robot, which is slower.
         noise: standard deviation, as a fraction of half the action range. With ``[low, high]``, the robots of a source
             get values spread over this range, so that some explore more than others.
-        theta: parameter of the Ornstein-Uhlenbeck noises. x(t) = (1 - ``theta``) x(t - 1) + noise · N(0, 1), and x is 0
-            at each reset. Lillicrap et al. 2016 use ``theta`` 0.15 and ``noise`` 0.2.
+        theta: parameter of the Ornstein-Uhlenbeck noises. Their value at step t is x(t) = (1 - ``theta``) x(t - 1) +
+            noise · N(0, 1). Each reset sets x to 0. Lillicrap et al. 2016 use ``theta`` 0.15 and ``noise`` 0.2.
         parameters: parameters by name, for a kind of noise from an installed package.
     """
 
@@ -124,8 +125,8 @@ class CheckpointConfig(Section, frozen=True):
     """Checkpoints. Together with the replay file, if there is one, they contain all that a resumed learner needs.
 
     Attributes:
-        every: environment steps or offline updates between two checkpoints; 0 for only one checkpoint, at the end. In
-            lock-step, there is also one at the start.
+        every: environment steps or offline updates between two regular checkpoints; 0 for no regular checkpoints. The
+            learner also saves a checkpoint at the end of a run, and, in lock-step, at the start of a new run.
         keep: how many checkpoints stay on disk.
     """
 
@@ -137,11 +138,12 @@ class PacingConfig(Section, frozen=True):
     """The times at which a simulator steps.
 
     Attributes:
-        mode: ``fast`` steps as soon as possible. ``realtime`` steps once every control period, and applies the Action
-            for a Step at the next deadline. In real time, the replay ratio slows only the learner, because a robot
-            cannot wait.
-        fallback: the action in real time if no Action arrives before the deadline. ``hold`` repeats each robot's last
-            action, which is zero after a reset. ``zero`` is always zero. Both are clipped to the action limits.
+        mode: ``fast``: the simulator steps as soon as possible. ``realtime``: the simulator steps once every control
+            period, and applies the Action for a Step at the next deadline. In real time, the replay ratio slows only
+            the learner, because a robot cannot wait.
+        fallback: what each robot applies in mode ``realtime`` if no Action arrives before the deadline. ``hold``: the
+            robot's last action again; after a reset, the last action is 0 in each channel. ``zero``: 0 in each channel.
+            Both actions are clipped to the action limits.
     """
 
     mode: Literal["fast", "realtime"] = "fast"
@@ -155,8 +157,9 @@ class A2CConfig(Section, frozen=True):
 
     Attributes:
         episodes: number of episodes after which the training ends, unless ``total_steps`` ends it first. There is one
-            update for each episode. If ``learner.learning_rate_end`` is below 1, the learning rate begins to fall after
-            the fraction ``learner.learning_rate_falls_from`` of these episodes.
+            update for each episode. If ``learner.learning_rate_end`` is below 1, the learning rate falls.
+            ``learner.learning_rate_falls_from`` is then the fraction of these episodes after which the learning rate
+            begins to fall.
         entropy: weight of the policy's entropy in the loss.
         gradient_norm: the largest norm of a gradient, for the actor and for the critic.
     """
@@ -192,9 +195,10 @@ class RecordConfig(Section, frozen=True):
             writes the ring to a file when a node fails, goes to fault or is silent, at an emergency stop, and at the
             signal SIGUSR1. A ring cannot be split.
         ring_mb: the largest size of the ring in megabytes.
-        weights_every: record the learner's first policy, and each policy whose version is a multiple of this number; 0
-            for none of them. For each other policy, the recording contains only version and hash. The recorder always
-            records a policy that a person loads.
+        weights_every: record the learner's first policy, and each policy whose version is a multiple of this number.
+            With 0, the recorder records no policy of the learner, not even the first. For each policy that is not
+            recorded, the recording contains only version and hash. The recorder always records a policy that a person
+            loads.
     """
 
     enabled: bool = False
@@ -240,8 +244,8 @@ class Config(Section, frozen=True):
         total_steps: environment steps of the run.
         simulators: number of simulator processes.
         robots: number of robots in each simulator.
-        timing: with ``free``, learner and simulators wait for each other only to keep the replay ratio. With
-            ``lockstep``, runs with the same seed are bit-identical on the same kind of machine.
+        timing: ``free``: learner and simulators wait for each other only to keep the replay ratio. ``lockstep``: runs
+            with the same seed are bit-identical on the same kind of machine.
         launch: name of the launch description, which lists the processes.
     """
 
@@ -277,7 +281,10 @@ class Config(Section, frozen=True):
 
     @property
     def _consumes(self) -> str | None:
-        """``transitions`` or ``rollouts``; None for an algorithm of another package, whose class is not loaded here."""
+        """What the algorithm consumes: ``transitions`` or ``rollouts``.
+
+        None for an algorithm of another package, because the algorithm's class is not loaded here.
+        """
         return algorithms.CONSUMES.get(self.learner.algorithm)
 
     def _check_learner(self) -> None:
@@ -328,8 +335,8 @@ class Config(Section, frozen=True):
         Algorithms without a replay buffer have no replay ratio.
         """
         learner = self.learner
-        # The band must allow the updates for one step of all robots, plus one. With a smaller band, learner and
-        # simulators would wait for each other for ever (a deadlock).
+        # The band must allow all updates for one step of all robots, and one more update. With a smaller band, learner
+        # and simulators would wait for each other for ever (a deadlock).
         needed = (learner.replay_ratio or 0.0) * self.robots * self.simulators + 1
         if learner.replay_ratio is None or learner.replay_ratio_band >= needed:
             return None
@@ -359,7 +366,10 @@ class Config(Section, frozen=True):
                 )
 
     def agreement(self) -> dict[str, str]:
-        """Return the values that all processes of a run must share, as text. The handshake compares them by key."""
+        """Return, as text, the values that must be equal in all processes of a run.
+
+        The handshake compares them by key.
+        """
         return {
             "task": self.task,
             "timing": self.timing,

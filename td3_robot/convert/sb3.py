@@ -26,7 +26,7 @@ from td3_robot.errors import BundleError
 from td3_robot.specs import Float32, RobotSpec
 from td3_robot.util import files
 
-_LONGEST = 1 << 30  # bytes of the zip, packed or unpacked; the critics and optimisers in it are larger than the policy
+_LONGEST = 1 << 30  # bytes of the zip, packed or unpacked; so large because the zip also holds critics and optimisers
 _LONGEST_MEMBER = 1 << 28  # bytes of one unpacked member of the zip
 _LAYER = re.compile(r"actor\.mu\.(\d+)\.(weight|bias)")
 _NUMBER = re.compile(r"-?(?:\d+\.?\d*(?:e[+-]?\d+)?|inf)")
@@ -119,10 +119,13 @@ def _data(content: bytes, source: str) -> dict[str, Any]:
 
 
 def _layers(state: dict[str, Float32], source: str) -> dict[str, Float32]:
-    """Return the layers of ``actor.mu`` with the names of a bundle. In SB3, activations have layer indices, too."""
+    """Return the layers of ``actor.mu``, named as in a bundle.
+
+    SB3 counts activations as layers, too. So its linear layers have the indices 0, 2, 4, …
+    """
     found = {name: match for name in state if (match := _LAYER.fullmatch(name))}
     if not found or len(found) != len(state):
-        strange = next((name for name in state if name not in found), "no actor.mu")
+        strange = next((name for name in state if name not in found), "no layers")
         raise BundleError(f"{source}: its actor has {strange[:60]!r}; allowed: only linear layers (MlpPolicy)")
     indices = sorted({int(match[1]) for match in found.values()})
     if indices != list(range(0, 2 * len(indices), 2)):
@@ -131,7 +134,7 @@ def _layers(state: dict[str, Float32], source: str) -> dict[str, Float32]:
             "after each"
         )
     if len(found) != 2 * len(indices):
-        raise BundleError(f"{source}: its actor has a layer without weight or bias")
+        raise BundleError(f"{source}: its actor has a layer whose weight or bias is missing")
     order = {index: layer for layer, index in enumerate(indices)}
     return {f"actor.{order[int(match[1])]}.{match[2]}": state[name] for name, match in found.items()}
 

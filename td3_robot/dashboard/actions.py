@@ -38,8 +38,8 @@ def act(body: bytes, folder: RunFolder | None, config: Config) -> dict[str, Any]
 
     Returns:
         ``done``: whether each server has confirmed the action. For ``estop`` and ``activate``, each connected robot
-        must have confirmed it, too. ``text``: the problems, empty if there is none. ``state``: the states that the
-        servers report, without repetitions. ``confirmed``: the robots that confirmed the action.
+        must have confirmed it, too. ``text``: the problems. The text is empty if there are no problems. ``state``: the
+        states that the servers report, without repetitions. ``confirmed``: the robots that confirmed the action.
 
     Raises:
         msgspec.DecodeError: the request is malformed.

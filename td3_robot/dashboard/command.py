@@ -27,8 +27,8 @@ _EXAMPLES = """examples:
   td3-robot dashboard --runs runs                  compares all runs in a folder
   td3-robot dashboard --config robot.yaml --host robot.local --cert robot.pem --key robot.key
 
-The command prints two addresses, each with a secret token. With "view", people see the page. With "operate", they may
-also stop and command the robots. Any number of people can open an address.
+The command prints two addresses, each with a secret token. At the address after "view:", people can see the page.
+At the address after "operate:", they can also stop and command the robots. Any number of people can open an address.
 """
 
 
@@ -61,8 +61,8 @@ def main(arguments: Sequence[str]) -> int:
         )
         server = uvicorn.Server(settings)
         view, operate = (f"{scheme}://{hosts[0]}/?token={token}" for token in tokens.values())
-        # After its shutdown, uvicorn sends SIGINT or SIGTERM to this process again. The handler then raises SystemExit,
-        # so that the with blocks end.
+        # uvicorn first handles SIGINT and SIGTERM itself. After its shutdown, uvicorn raises the same signal again, now
+        # for _leave. This handler raises SystemExit, so that the with blocks end.
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             signal.signal(number, _leave)
         print(f"operate: {operate}\nview: {view}", flush=True)
@@ -74,7 +74,10 @@ def main(arguments: Sequence[str]) -> int:
 
 @contextlib.contextmanager
 def _app(options: argparse.Namespace, closing: Callable[[], bool]) -> Iterator[Any]:
-    """The application of the pages. A live page attaches to the nodes while the block runs."""
+    """The web application that serves the pages.
+
+    A live page stays attached to the nodes until the caller's ``with`` block ends.
+    """
     from td3_robot.dashboard.recordings import Recordings, recordings_in, recordings_of_runs
 
     if options.runs is not None:
@@ -106,7 +109,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     where = parser.add_mutually_exclusive_group(required=True)
     where.add_argument("--run", type=Path, metavar="DIR", help="folder of the run to show")
-    where.add_argument("--config", metavar="FILE", help="configuration of the robot to show, without a run")
+    where.add_argument("--config", metavar="FILE", help="configuration of the robot to show, if there is no run")
     where.add_argument("--runs", type=Path, metavar="FOLDER", help="compare all runs in this folder")
     parser.add_argument(
         "--set", action="append", default=[], metavar="KEY=VALUE", dest="overrides", help="override a key of FILE"

@@ -1,4 +1,7 @@
-"""Computes the pictures of the robots for the dashboard's page, from the Steps since the last snapshot for the page."""
+"""Computes the pictures of the robots for the dashboard.
+
+The page gets snapshots of the live data. Each snapshot has pictures of the Steps since the previous snapshot.
+"""
 
 from __future__ import annotations
 
@@ -49,7 +52,8 @@ class _Source:
 class Drawing:
     """Draws the first robots of each source.
 
-    The shapes of the robots' links (rigid bodies) must be known, and the observation must have all joint angles.
+    A source is drawn only if the shapes of its robots' links (rigid bodies) are known, and its observation has the
+    angles of all joints.
 
     Attributes:
         sources: the drawn sources by name.
@@ -76,8 +80,8 @@ class Drawing:
     def take(self) -> dict[str, dict[str, Any]]:
         """Return the pictures since the last call, by source and index of the robot, as in ``sim-0/2``.
 
-        ``radii`` has the radius of each shape. Each of ``frames`` is one list of numbers. For each shape, the list has
-        x, y and z of the shape's start, then x, y and z of its end, in m.
+        For each robot, ``radii`` has the radius of each shape, and ``frames`` has one list of numbers for each picture.
+        For each shape, this list has x, y and z of the shape's start, then x, y and z of the shape's end, in m.
         """
         drawn = {}
         for name, source in self.sources.items():

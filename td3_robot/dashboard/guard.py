@@ -15,7 +15,8 @@ ROLE = "td3_robot_role"
 VIEWER, OPERATOR = "viewer", "operator"
 """The roles. A viewer sees everything. An operator may also command the robots."""
 _HEADERS = {
-    # The page may use no script, style, image or connection of another site. No page may show it in a frame.
+    # The dashboard's page must not load scripts, styles or images from another site, and must not connect to another
+    # site. Other pages must not show the dashboard in a frame.
     "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
     "img-src 'self'; media-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
     "cache-control": "no-store",
@@ -38,7 +39,8 @@ class Guard:
         scheme: ``http`` or ``https``.
         hosts: the allowed values of the Host header, in lower case.
         tokens: the token of each role.
-        cookie: name of the cookie. Browsers share cookies between the ports of a host, so the name needs the port.
+        cookie: name of the cookie. Browsers share cookies between the ports of a host, so the name must contain the
+            port.
     """
 
     def __init__(self, app: Any, scheme: str, hosts: frozenset[str], tokens: Mapping[str, str], cookie: str) -> None:
@@ -75,7 +77,10 @@ class Guard:
         return known[0] if known else ""
 
     def _problem(self, request: Request) -> str:
-        """Why the guard refuses a request: its headers show or do not exclude another site; empty for none."""
+        """Why the guard refuses a request; empty if the guard finds no problem in the headers.
+
+        If the headers show that another site has possibly sent the request, the guard refuses the request.
+        """
         hosts, origins = request.headers.getlist("host"), request.headers.getlist("origin")
         if len(hosts) != 1 or hosts[0].lower() not in self._hosts:
             return f"the Host header is not an address of this dashboard; allowed: {', '.join(sorted(self._hosts))}"

@@ -29,7 +29,7 @@ from td3_robot.transport.keys import open_keys
 PERIOD = 0.5
 """Seconds between two snapshots."""
 HISTORY = 1200
-"""The maximum number of points in the history: 10 minutes."""
+"""The maximum number of points in the history. These points cover 10 minutes."""
 BINS_MS = (0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50, 100, 200, 500)
 """Upper edges of the bins of a histogram of times, in ms. The last bin has no upper edge."""
 
@@ -67,10 +67,12 @@ class Pace:
 
 
 class Live:
-    """A thread that attaches to the nodes of a run or a robot. If the run is restarted, it attaches to the new nodes.
+    """A thread that attaches to the nodes of a run or a robot.
+
+    If the run is restarted, the thread attaches to the new nodes.
 
     Args:
-        folder: folder of the run, which holds its configuration; None without a run.
+        folder: folder of the run, with the configuration of the run; None if there is no run.
         config: configuration of the robot, if there is no run.
 
     Attributes:
@@ -125,7 +127,8 @@ class Live:
         """Receive messages until the dashboard ends, or until the run ends or starts again.
 
         Raises:
-            Td3RobotError: the run has ended, or this process cannot serve the link for monitors.
+            Td3RobotError: the run is not running when this method begins, or this process cannot serve the link for
+                monitors.
         """
         config = self._folder.config() if self._folder else self._config
         bus = Bus(keys=open_keys(config.endpoints.keys))

@@ -39,8 +39,9 @@ def recordings_of_runs(folder: Path) -> dict[str, Path]:
 class Recordings:
     """Answers the requests of the page.
 
-    A request names a recording. The name must be in the list; the server never uses it as a path. Other processes read
-    and replay the files, with low priority. So a large or damaged file does not delay the dashboard's emergency stop.
+    A request names a recording. The server accepts only names in the list, and never uses a name as a path. Separate
+    processes with low priority read and replay the files. So a large or damaged file does not delay the dashboard's
+    emergency stop.
 
     Args:
         title: name of the run, or of the folder of runs.
@@ -115,7 +116,10 @@ async def _replay(name: str, file: Path) -> tuple[int, str]:
 
 
 async def _run(words: tuple[str, ...]) -> tuple[int, bytes, str]:
-    """Run a td3-robot command, and return its exit code, output and errors. Cancelling the task ends the command."""
+    """Run a td3-robot command, and return its exit code, output and errors.
+
+    If the asyncio task that calls this function is cancelled, the command ends, too.
+    """
     pipe = asyncio.subprocess.PIPE
     process = await asyncio.create_subprocess_exec(
         *_COMMAND, *words, stdin=asyncio.subprocess.DEVNULL, stdout=pipe, stderr=pipe
@@ -130,7 +134,7 @@ async def _run(words: tuple[str, ...]) -> tuple[int, bytes, str]:
 
 
 def _yield_processors(process: int) -> None:
-    """Give a process the lowest priority, because a robot may run on this machine."""
+    """Give a process the lowest priority, because this machine possibly controls a robot."""
     with contextlib.suppress(OSError):
         os.setpriority(os.PRIO_PROCESS, process, 19)
 

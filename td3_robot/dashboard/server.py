@@ -109,9 +109,10 @@ class Dashboard:
 
 
 def columns(records: list[dict[str, Any]]) -> dict[str, list[Any]]:
-    """Return one list for each name that has a number in a record. The list has None for a record without this name.
+    """Return one list for each name whose value is a number in at least one record.
 
-    If there are more than ``_POINTS`` records, only every n-th record remains, counted back from the newest.
+    The list has the name's value in each record, and None for a record without this name. If there are more than
+    ``_POINTS`` records, only every n-th record remains, counted back from the newest.
     """
     stride = -(-len(records) // _POINTS)
     kept = records[::-1][::stride][::-1] if records else []

@@ -13,8 +13,8 @@ class Actuator:
 
     Attributes:
         made_safe: whether the robots got the safe action in this turn.
-        own_stop: the emergency stop that the robots asked for; None if there is none or it has ended. The source
-            sends this stop again after each Welcome of the policy server.
+        own_stop: the emergency stop that the robots asked for; None if they asked for no stop, or if the stop has
+            ended. The source sends this stop again after each Welcome of the policy server.
     """
 
     def __init__(self, body: Body, guard: Guard, source: str) -> None:
@@ -36,7 +36,10 @@ class Actuator:
         self.apply(self._guard.envelope.safe_action(self._body.commanded))
 
     def follow_guard(self) -> None:
-        """Apply the safe action at once when it becomes due. While it stays due, each step repeats it."""
+        """If the safe action has become due, apply it now.
+
+        While the safe action stays due, the source applies the safe action again in each control period.
+        """
         if self._guard.safe and not self._is_safe:
             self.make_safe()
         self._is_safe = self._guard.safe
@@ -46,7 +49,10 @@ class Actuator:
         self._is_safe = False
 
     def listen(self, now: float) -> None:
-        """Handle the robots' reports: an emergency stop stops all robots of the server; a problem leads to FAULT."""
+        """Handle the robots' reports.
+
+        An emergency stop stops all robots of the policy server. A problem leads to FAULT.
+        """
         if self._body.stop:
             reason, self._body.stop = self._body.stop, ""
             self._guard.lifecycle.stop(reason, now)

@@ -16,7 +16,8 @@ class Allowance:
         lockstep: allow the next Step only after the learner has answered the newest Step.
 
     Attributes:
-        begun: False until the first Throttle after a rewind, and with ``waits`` also after the start.
+        begun: False from a rewind until the next Throttle. If ``waits`` is set, ``begun`` is also False from the start
+            until the first Throttle.
         needs_version: version of the weights that must compute the Action for the next Step; 0: any version.
         kept: the Steps that the learner has not processed, and before them the last Step that it has processed.
     """
@@ -30,7 +31,10 @@ class Allowance:
         self._lockstep = lockstep
 
     def permits(self, transitions: int, newest: Step | None) -> bool:
-        """Whether the learner allows the Step after ``newest``. The source has made ``transitions`` so far."""
+        """Whether the learner allows the Step after ``newest``.
+
+        ``transitions`` is the number of transitions that the source has made so far.
+        """
         answered = not self._lockstep or newest is None or self._answered > newest.sequence
         return answered and transitions < self._transitions and len(self.kept) <= QUEUE_LENGTH
 
@@ -40,7 +44,7 @@ class Allowance:
         self._transitions = max(self._transitions, throttle.transitions_allowed)
         if throttle.answers >= self._answered:
             self._answered = throttle.answers
-            if self._lockstep:  # a free-running training needs no version
+            if self._lockstep:  # in a free-running training, weights of any version may compute the Action
                 self.needs_version = throttle.weights_version
         while self.kept and self.kept[0].sequence < throttle.answers - 1:
             self.kept.popleft()
@@ -48,7 +52,7 @@ class Allowance:
     def keep(self, step: Step) -> bool:
         """Keep a published Step until the learner has processed it. Return whether an older Step is dropped.
 
-        A robot in real time continues while no learner is connected, so the queue can become full.
+        A robot that runs in real time continues even if no learner is connected, so ``kept`` can become full.
         """
         self.kept.append(step)
         full = len(self.kept) > QUEUE_LENGTH + 1

@@ -20,8 +20,8 @@ class Body(ABC):
         episode_step: uint32[N], control periods since FIRST.
         observation: float32[N, O]. O is the number of observation channels.
         reward: float32[N], 0 at FIRST.
-        action: float32[N, A], the applied action. A is the number of action channels. At FIRST: the action at the start
-            of the episode, 0 in a simulator.
+        action: float32[N, A], the applied action. A is the number of action channels. At FIRST, this is the motor
+            command at the start of the episode, or 0 in a simulator.
         world: the random properties of each robot at FIRST, as in a Step. The key is the robot's index as text;
             the value is a map from name to number.
         commanded: float32[N, A], the newest commanded action. In a simulator: the same as ``action``.
@@ -46,13 +46,17 @@ class Body(ABC):
         return ""
 
     def command(self, action: Float32) -> None:  # noqa: B027
-        """Apply ``action``, float32[N, A], from now on. A simulator ignores this: it applies the action of ``step``."""
+        """Apply ``action``, float32[N, A], from now on.
+
+        A simulator ignores this call: it applies the action that ``step`` gets.
+        """
 
     @abstractmethod
     def step(self, action: Float32) -> int | None:
         """End a control period in which the robots apply ``action``, float32[N, A].
 
-        A simulator simulates the whole period here. Reset each robot whose episode ended before this control period.
+        A simulator simulates the whole period here. If a robot's episode ended before this control period, the method
+        resets this robot instead.
 
         Returns:
             The number of transitions: one for each robot that did not begin an episode. None if there is no observation

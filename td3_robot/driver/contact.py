@@ -5,7 +5,7 @@ from __future__ import annotations
 from enum import Enum, auto
 
 HOLD_OFF = 0.5
-"""Seconds. A driver without a Welcome makes its robot safe if it hears nothing from the policy server for this time."""
+"""Seconds. If the policy server has sent no Welcome and is silent for this time, the driver makes its robots safe."""
 
 
 class Contact(Enum):
@@ -18,7 +18,7 @@ class Contact(Enum):
     a Heartbeat in place of a Welcome                 RIVAL
     a refusal because another driver has the name     RIVAL
     any other refusal                                 ALONE
-    silence for HOLD_OFF if the state is not WELCOMED ALONE
+    silence for HOLD_OFF in state RIVAL or ALONE      ALONE
     ================================================= ========
     """
 
@@ -41,7 +41,7 @@ class ServerContact:
     def __init__(self, *, rivals: bool) -> None:
         self.state = Contact.RIVAL
         self.rivals = rivals
-        self._silent_since: float | None = None  # s; set anew at a Heartbeat, and when the robots are made safe
+        self._silent_since: float | None = None  # s; set again at each Heartbeat and after each HOLD_OFF of silence
 
     @property
     def welcomed(self) -> bool:
@@ -54,20 +54,30 @@ class ServerContact:
 
     @property
     def in_charge(self) -> bool:
-        """Whether the source has to make its robots safe."""
+        """Whether this source is responsible for making its robots safe.
+
+        If not, another driver is possibly responsible.
+        """
         return self.state in (Contact.WELCOMED, Contact.ALONE) or not self.rivals
 
     @property
     def due(self) -> float | None:
-        """The time (s) at which the silence will have lasted for HOLD_OFF; None before the first turn."""
+        """The time (s) at which HOLD_OFF ends if the server stays silent; None before the first turn."""
         return None if self._silent_since is None else self._silent_since + HOLD_OFF
 
     def wait(self, now: float) -> None:
-        """Record a Heartbeat before a Welcome: another driver of this name may be alive, and the server checks this."""
+        """Record that the server has sent a Heartbeat, but no Welcome.
+
+        Another driver of this name could be alive. The server still checks this.
+        """
         self.state, self._silent_since = Contact.RIVAL, now
 
     def refused(self, *, rival: bool) -> None:
-        """Record that the server has refused this source; ``rival``: another driver has its name."""
+        """Record that the server has refused this source.
+
+        Args:
+            rival: whether the reason is another driver of the same name.
+        """
         self.state = Contact.RIVAL if rival else Contact.ALONE
 
     def falls_silent(self, now: float) -> bool:

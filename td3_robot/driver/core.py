@@ -3,7 +3,7 @@
 The core joins six parts, each with its own state:
 
 =================================== ============================================================
-:mod:`td3_robot.driver.contact`     whether the source may move robots, from the server's messages
+:mod:`td3_robot.driver.contact`     whether the server's messages allow the source to move robots
 :mod:`td3_robot.driver.guard`       limits, deadline, stops and faults that protect the robots
 :mod:`td3_robot.driver.actuator`    applies actions and the safe action, and takes the robots' reports
 :mod:`td3_robot.driver.pacing`      in real time: when to step, and what to apply without an Action
@@ -68,8 +68,8 @@ class SourceCore:
     """Repeats a loop: publish a Step, wait for its Action as long as the pacing allows, apply it or a substitute.
 
     Args:
-        lockstep: wait for the Throttle that answers each Step. This Throttle names the version of the weights that must
-            compute the Action for the next Step. Not allowed with a pacing.
+        lockstep: after each Step, wait for the Throttle that answers this Step. The Throttle names the version of the
+            weights that must compute the Action for the next Step. Not allowed with a pacing.
         pacing: the deadlines of real time. None means full speed: the source steps as soon as it is ready.
         guard: the default guard has no settings and accepts every action within the specification.
         learner: whether there is a learner to publish to.
@@ -191,7 +191,7 @@ class SourceCore:
         return [("policy", reply)]
 
     def _welcome(self, link: str) -> list[Output]:
-        """Repeat the messages that the server may have missed, after its Welcome to this source."""
+        """After the Welcome from the server of a link, repeat the messages that this server has possibly missed."""
         outputs: list[Output] = []
         if link == "policy":
             self.contact.state = Contact.WELCOMED
@@ -200,7 +200,7 @@ class SourceCore:
         return outputs + [(link, step) for step in self._steps_for(link)]
 
     def _steps_for(self, link: str) -> list[Step]:
-        """The Steps to send again: the unanswered Step to the policy server, all kept Steps to the learner."""
+        """The Steps to send again. For the policy server: the unanswered Step. For the learner: all kept Steps."""
         exchange = self._exchange
         if exchange.step is None or link not in self._links:
             return []
@@ -318,9 +318,9 @@ class SourceCore:
         return [(link, step) for link in self._links]
 
     def _operated(self, origin: ActionOrigin) -> dict[str, str]:
-        """Return ``operated`` of the next Step: the operator of each robot that is taken over.
+        """Return ``operated`` of the next Step: a map with the operator's name for each robot that is taken over.
 
-        The names come from the Action, or from the last Step if the robots hold the action of that Step. Otherwise
+        The map comes from the Action, or from the last Step if the robots hold the action of that Step. Otherwise
         the map is empty. A name is empty if the robot did not apply the operator's action.
         """
         received, before = self._exchange.action, self._exchange.step

@@ -13,7 +13,8 @@ _ASK_AGAIN = 1.0  # if no Action comes for this time (s), a source at full speed
 class Progress(Enum):
     """The state of the exchange of one Step for one Action.
 
-    From any state, a published Step leads to WAITING, an accepted Action to ANSWERED, a refused observation to BLIND.
+    From any state, a published Step leads to WAITING, an accepted Action leads to ANSWERED, and a refused observation
+    leads to BLIND.
     """
 
     NOTHING = auto()  # the exchange has not begun: there is no observation yet
@@ -29,8 +30,8 @@ class Exchange:
         state: the state of the exchange.
         step: the newest published Step; None before the first.
         action: the accepted Action; None unless the state is ANSWERED.
-        use: the numbers of the Action within the limits of the driver's ``Guard``: float32[N, A] for N robots with A
-            action channels each; None if ``action`` is None.
+        use: the numbers of the Action, clipped to the limits of the driver's ``Guard``. float32[N, A] for N robots with
+            A action channels each; None if ``action`` is None.
     """
 
     def __init__(self) -> None:
@@ -50,7 +51,7 @@ class Exchange:
         return self.action is None or action.safe
 
     def accept(self, action: Action, use: Float32) -> None:
-        """Take the Action. ``use``: the numbers of the Action within the limits of the driver's ``Guard``."""
+        """Take the Action. ``use``: the numbers of the Action, clipped to the limits of the driver's ``Guard``."""
         self.state, self.action, self.use = Progress.ANSWERED, action, use
 
     def publish(self, step: Step, now: float) -> None:
@@ -63,7 +64,7 @@ class Exchange:
         self.state, self.action, self.use = Progress.BLIND, None, None
 
     def rewind(self, step: Step | None) -> None:
-        """Return to this Step, without its Action. None returns to the state before the first Step."""
+        """Return to this Step, without its Action. If ``step`` is None, return to the state before the first Step."""
         self.state = Progress.WAITING if step else Progress.NOTHING
         self.step, self.action, self.use = step, None, None
 

@@ -23,9 +23,10 @@ class Guard:
     """Guards the robots of one source.
 
     The first Action after the start or an ``activate`` arms the watchdog. The watchdog stays armed in later episodes.
-    If ``safety.action_deadline_ms`` is set, the source applies the safe action after the start, an ``activate`` or the
-    beginning of an episode, until the next Action comes. If it is not set, the pacing chooses the action. The limits of
-    the specification hold even if the settings have none.
+    After the start, after an ``activate``, and at the beginning of an episode, the source waits for the next Action. If
+    ``safety.action_deadline_ms`` is set, the source applies the safe action during this wait. Otherwise
+    :mod:`td3_robot.driver.pacing` chooses the action: the last action, or zero. The limits of the specification hold
+    even if the settings have none.
 
     ``autostart`` takes the robot to the state ``active`` at the first :meth:`look`. Raises ConfigError if the settings
     do not fit the robot.
@@ -37,7 +38,7 @@ class Guard:
         self.counters: Counter[str] = Counter()
         self._spec = spec
         self._autostart = autostart
-        self._waiting = True  # whether no Action has come since the start, an activate or the beginning of the episode
+        self._waiting = True  # for an Action: after the start, after an activate, and at the beginning of an episode
         self._begun = False
         self._watchdog = Watchdog(self.lifecycle, "action", self.envelope.action_deadline_s, self.envelope.recovery_s)
         moves = ("configure", "activate", "deactivate", "reset", "estop", "shutdown")
@@ -72,7 +73,8 @@ class Guard:
     def accept(self, action: Action, now: float) -> Float32 | None:
         """Return the action to apply, float32[N, A] within the limits; None if the robot must not apply this Action.
 
-        If an action of a policy or an operator exceeds a limit with ``out_of_limit: stop``, the guard stops the robot.
+        If a channel has ``out_of_limit: stop``, and an action of a policy or an operator exceeds a limit of this
+        channel, the guard stops the robot.
         """
         self._watchdog.feed(now)
         self._waiting = False

@@ -14,8 +14,9 @@ Answer = TypeVar("Answer")
 
 EXIT_HUNG = 70
 """Exit code of a driver after a hang (EX_SOFTWARE of sysexits.h)."""
-# The thread gives up when five looks in a row find the same call. The call has then lasted 1 to 1.25 times the limit.
-_LOOKS = 4  # looks in a time as long as the limit
+# The thread gives up when five looks in a row find the same call: a first look, and _LOOKS more. The call has then
+# lasted 1 to 1.25 times the limit.
+_LOOKS = 4  # the thread looks this many times in ``limit`` seconds
 
 
 class HangWatch:
@@ -28,14 +29,17 @@ class HangWatch:
 
     Args:
         limit: seconds that a call may take.
-        stop: brings the robot to rest. A third thread calls it. None if the robot has no such method.
+        stop: brings the robot to rest. ``stop`` may hang, too, so a new thread calls it. None if the robot has no such
+            method.
         end: ends the process with an exit code.
     """
 
     def __init__(self, limit: float, stop: Callable[[], None] | None, end: Callable[[int], object] = os._exit) -> None:
         self._limit, self._stop, self._end = limit, stop, end
-        self._log = logs.descriptor()  # of stderr; read it now, because a method of the robot may redirect stderr later
-        self._call: list[str] | None = None  # the running method; each call has its own list
+        # The descriptor that stderr has now: a method of the robot may redirect stderr later.
+        self._log = logs.descriptor()
+        # The name of the running method. Each call makes a new list, so that ``_watch`` can distinguish two calls.
+        self._call: list[str] | None = None
         self._lock = threading.Lock()
         self._given_up = False
         self._ended = threading.Event()

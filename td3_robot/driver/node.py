@@ -37,10 +37,10 @@ _EPILOG = """examples:
 
 
 def main(robot: Robot, name: str, arguments: Sequence[str] | None = None) -> int:
-    """Drive a robot until a signal or an operator's shutdown.
+    """Drive a robot until a signal arrives or an operator sends ``shutdown``.
 
-    At the end the driver applies the safe action, unless SIGKILL or a hanging method ends the process. While another
-    driver with the same name may control the robot, this driver does not touch it.
+    At the end the driver applies the safe action, unless SIGKILL or a hanging method ends the process. If another
+    driver with the same name is possibly controlling the robot, this driver does not touch the robot.
 
     Args:
         name: name of this robot at its policy server; the option ``--name`` replaces it.
@@ -54,7 +54,7 @@ def main(robot: Robot, name: str, arguments: Sequence[str] | None = None) -> int
 
 
 def unset(safety: SafetyConfig) -> str:
-    """Return a warning about missing safety settings of a deployed driver; empty if all of them are set."""
+    """Return a warning about missing safety settings of a deployed driver, or an empty text if none is missing."""
     missing = {
         "safety.action_deadline_ms": "without the policy server, the last action holds for ever",
         "safety.hang_ms": "if a method of the robot does not return, the last action holds for ever",

@@ -15,10 +15,10 @@ from td3_robot.util.rate import LoopRate
 
 
 class RealTime:
-    """Steps at absolute deadlines, one control period apart, with or without an Action.
+    """Schedules the steps of a source at absolute deadlines, one control period apart, even if no Action has arrived.
 
-    A late step does not move later deadlines. If a step is late by whole periods, the source skips and counts the
-    missed deadlines. If it caught up instead, the policy would have no time to answer.
+    A late step does not move later deadlines. If a step is late by one period or more, the source skips and counts the
+    missed deadlines. If the source caught up instead, the policy would have no time to answer.
 
     Args:
         fallback: ``hold`` (each robot keeps its last action) or ``zero``.
@@ -68,6 +68,6 @@ class RealTime:
         return np.clip(wanted, self._low, self._high), self._origin
 
     def figures(self) -> dict[str, float]:
-        """Return the mean and longest delay of steps after their deadlines in seconds, and the figures of ``loop``."""
+        """Return the mean and the longest delay (s) of steps after their deadlines, and the figures of ``loop``."""
         lags = {"lag_mean_s": self._lag_sum / max(1, self._steps), "lag_max_s": self.lag_max}
         return {**lags, **self.loop.figures}

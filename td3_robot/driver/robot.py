@@ -1,4 +1,4 @@
-"""The base class for the author of a driver, and the adapter between that class and the core."""
+"""``Robot``: the base class that the author of a driver extends. ``RobotBody``: the adapter to the driver's core."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ log = logging.getLogger(__name__)
 Answer = TypeVar("Answer")
 
 
-class EmergencyStop(Exception):  # noqa: N818 - not an error: a person or the robot wants it
+class EmergencyStop(Exception):  # noqa: N818 - not an error: a person or the robot asks for the stop
     """Any method except ``stop`` and ``close`` may raise this. It stops all robots of the same policy server."""
 
 
@@ -78,24 +78,27 @@ class Robot(ABC):
     def stop(self) -> None:  # noqa: B027
         """Bring the robot to rest. The driver calls this when a method has been running longer than ``safety.hang_ms``.
 
-        The method is ``observe``, ``apply``, ``phase`` or ``reward``; ``reset`` and ``close`` may take any time.
-        Another thread calls ``stop`` **while that method is running**. Then the driver ends. Write ``stop`` only if it
-        can work without the hanging device, for example through an enable line or a second handle on the bus. A second
-        call must do no harm.
+        This limit holds for ``observe``, ``apply``, ``phase`` and ``reward``. ``reset`` and ``close`` have no limit.
+        Another thread calls ``stop`` **while the hanging method is running**. Then the driver ends. Write ``stop`` only
+        if it can work without the hanging device, for example through an enable line or a second handle on the bus. A
+        second call of ``stop`` must do no harm.
         """
 
     def close(self) -> None:  # noqa: B027
         """Release the robot. The driver calls this when it ends, after it has applied the safe action.
 
-        The driver does not call ``close`` while another driver of the same name may use the robot.
+        If another driver of the same name is possibly using the robot, the driver does not call ``close``.
         """
 
 
 class RobotBody(Body):
-    """Adapts a :class:`Robot` to :class:`td3_robot.driver.body.Body`, and turns its exceptions into problems.
+    """Adapts a :class:`Robot` to :class:`td3_robot.driver.body.Body`.
 
-    A missing or invalid observation ends the episode as TRUNCATED, with the last valid observation. The next valid
-    observation begins a new episode.
+    If a method of the Robot raises an :class:`EmergencyStop`, this class stores the stop. If a method raises another
+    exception, this class stores a problem.
+
+    A missing or invalid observation ends the episode as TRUNCATED. The last Step of this episode repeats the last valid
+    observation. The next valid observation begins a new episode.
 
     Args:
         hang_s: time limit (s) for ``observe``, for ``apply``, and for ``phase`` plus ``reward``, see
@@ -171,7 +174,8 @@ class RobotBody(Body):
             phase, reward = int(self._robot.phase(observation)), float(self._robot.reward(observation, action))
             if phase not in (Phase.MID, Phase.TERMINATED, Phase.TRUNCATED) or not np.isfinite(reward):
                 raise ValueError(
-                    f"phase is {phase}, reward is {reward}; allowed: MID, TERMINATED or TRUNCATED, and a finite number"
+                    f"phase is {phase}, reward is {reward}; "
+                    "the phase must be MID, TERMINATED or TRUNCATED, and the reward must be finite"
                 )
             return phase, reward
 
@@ -185,7 +189,10 @@ class RobotBody(Body):
             log.warning("%s%s", problem, again, exc_info=times == 1 and not isinstance(error, ValueError))
 
     def _ask(self, what: str, call: Callable[[], Answer]) -> Answer | None:
-        """Call the robot's code and return its result. If it raises, store the problem or the stop, and return None."""
+        """Call the robot's code and return its result.
+
+        If the code raises an exception, store the problem or the emergency stop, and return None.
+        """
         try:
             hang = None if what in ("reset", "close") else self._hang
             answer = hang.run(what, call) if hang else call()

@@ -37,7 +37,7 @@ def device(wanted: str) -> torch.device:
 
 
 def bf16_problem(device: torch.device = CPU) -> str | None:
-    """The reason not to use bf16 on this device; None if there is none.
+    """The reason not to use bf16 on this device; None if there is no such reason.
 
     On a CPU, the function measures the speed, because on some CPUs with AVX-512 BF16, bf16 is not faster than fp32.
     """
@@ -86,8 +86,9 @@ def precision(wanted: str, device: torch.device = CPU, *, begins: bool = False) 
     """The precision to use. ``auto`` means the faster precision on a CPU, and fp32 on a GPU.
 
     Args:
-        begins: whether this precision is new for the run. If true, bf16 on a CPU must be faster than fp32. If false, a
-            resumed run keeps bf16 without a measurement, because a disturbed measurement would make the run fail.
+        begins: whether this precision is new for the run. If true, bf16 on a CPU must be faster than fp32. If false,
+            the run is resumed, and bf16 is kept without measuring: a measurement that other processes disturb could
+            make the resume fail.
 
     Raises:
         ConfigError: ``wanted`` is bf16, and the device does not support bf16. With ``begins``, also if bf16 is not
@@ -108,7 +109,10 @@ def free_memory(device: torch.device) -> int | None:
 
 
 def upload(array: NDArray[Any], device: torch.device) -> Tensor:
-    """The array as a tensor on the device, without waiting for a GPU. On the CPU, the tensor is a view of the array."""
+    """The array as a tensor on the device. On the CPU, the tensor is a view of the array.
+
+    The function does not wait for a GPU.
+    """
     tensor = torch.from_numpy(array)
     return tensor if device.type == "cpu" else tensor.pin_memory().to(device, non_blocking=True)
 
@@ -118,7 +122,8 @@ def flush_denormals() -> Iterator[None]:
     """Treat denormal numbers (absolute values below 1.2e-38) as zero in this thread and in threads that it starts.
 
     If a gradient vanishes, its moments in Adam decay to denormal numbers, which are slow on CPUs. In this thread, the
-    setting ends with the context. Otherwise it could change the results of a simulator that runs in the same thread.
+    setting ends with the context. So the setting does not change the results of a simulator that runs in the same
+    thread.
     """
     torch.set_flush_denormal(True)
     try:

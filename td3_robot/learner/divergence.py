@@ -20,7 +20,8 @@ class Divergence:
     No return can exceed the limit r_max / (1 - γ), where r_max is the largest absolute reward so far. Without
     divergence, the critics' values can be several times this limit. With divergence, they grow by orders of magnitude
     within a few thousand updates. So the check accepts a mean |target| up to 100 times the limit. r_max is at least
-    1: with rare rewards, a limit of 0 would refuse the values of new networks. With γ = 1, the limit is infinite.
+    1. Otherwise, the limit would be 0 until the first reward other than 0. The check would then refuse the values of
+    new networks. With γ = 1, the limit is infinite.
     """
 
     def __init__(self, discount: float) -> None:

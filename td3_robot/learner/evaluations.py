@@ -74,7 +74,10 @@ class Evaluations:
         return {"best_return": best, "next": self._next, "skipped": self._skipped}
 
     def restore(self, state: Mapping[str, Any], env_steps: int) -> None:
-        """Continue from :meth:`state` at ``env_steps``. ``best_return`` never decreases."""
+        """Restore a result of :meth:`state`. The run continues at ``env_steps``.
+
+        ``best_return`` becomes the higher of the current and the saved ``best_return``.
+        """
         if state["best_return"] is not None:
             self.add_earlier(float(state["best_return"]))
         saved, self._skipped, every = int(state["next"]), int(state["skipped"]), self.config.every

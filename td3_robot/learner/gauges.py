@@ -7,8 +7,8 @@ from collections import deque
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-_RECENT = 20  # number of the newest episodes in the mean return and the mean length
-_REMEMBERED = 1000  # newest versions of the weights to remember, each with the number of updates at its publication
+_RECENT = 20  # the mean return and the mean length cover at most this number of newest episodes
+_REMEMBERED = 1000  # for this number of newest versions, Gauges remembers the number of updates at publication
 _SMOOTHING = 0.01  # share of one Step in the moving mean ``staleness``
 
 
@@ -79,7 +79,7 @@ class Gauges:
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Continue from :meth:`state`; the clock starts at the next :meth:`start`."""
+        """Continue from a value that :meth:`state` has returned. The clock starts at the next :meth:`start`."""
         self._wall_before, self._started = float(state["wall_s"]), None
         self._returns = deque(state["returns"], _RECENT)
         self._lengths = deque(state.get("lengths", []), _RECENT)  # version 0.1.0 stored no lengths

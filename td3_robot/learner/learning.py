@@ -26,8 +26,8 @@ class Learning:
         spec: specification of the robot; None until :meth:`begin`.
         training: created by :meth:`begin`.
         env_steps: number of transitions that :meth:`store` received. Transitions from recordings do not count.
-        sound_at: ``env_steps`` at the newest training record; None before the first record. ``Reports.sound``
-            is the policy at that time.
+        sound_at: ``env_steps`` when ``Reports`` made its newest record; None before the first record.
+            ``Reports.sound`` is the policy at that time.
     """
 
     def __init__(self, config: Config, make_training: Callable[[RobotSpec], Training]) -> None:
@@ -55,7 +55,7 @@ class Learning:
             raise ConfigError("exploration is set, but the algorithm sets its own exploration; leave exploration out")
         if not self.training.on_policy and (problem := self.config.replay_ratio_problem()):
             raise ConfigError(problem)
-        if self.training.on_policy:  # each rollout makes one update due
+        if self.training.on_policy:  # one update is due after each rollout
             self.limiter = replace(self.limiter, ratio=None, start=0)
         if bundle:
             self.training.begin_with(bundle)
@@ -91,7 +91,7 @@ class Learning:
 
     @property
     def lead(self) -> float:
-        """Number of updates that the replay ratio makes due; 0 before learning starts or without a ratio."""
+        """Number of updates that are due according to the replay ratio; 0 before learning starts or without a ratio."""
         if self.limiter.ratio is None or self.env_steps <= self.limiter.start:
             return 0.0
         return self.limiter.lead(self.env_steps, self.updates)
@@ -118,7 +118,7 @@ class Learning:
 
     def diverged(self, problem: str) -> DivergenceError:
         """The error for diverged training. It lists the files that remain."""
-        kept = "" if self.sound_at is None else f"the policy after {self.sound_at} steps and "
+        kept = "" if self.sound_at is None else f"the policy after {self.sound_at} steps, and "
         return DivergenceError(
             f"training diverged: {problem} (after {self.env_steps} steps and {self.updates} updates); kept: {kept}the "
             "earlier checkpoints; try a lower learner.learning_rate, or use learner.gradient_clip, learner.layer_norm "

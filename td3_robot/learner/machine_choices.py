@@ -1,9 +1,9 @@
 """Replaces ``auto`` in ``learner.device``, ``learner.precision`` and ``learner.threads`` with the best values.
 
-A resumed run keeps its precision and threads, so that its arithmetic does not change. On a cluster, unless
-``learner.device`` is ``cpu``, the learner itself replaces ``auto`` at each start, see :func:`resolve`. In all other
-runs, a separate process replaces ``auto``, because loading torch costs one second and 200 MB. Its command is
-``python -m td3_robot.learner.machine_choices REQUEST``.
+A resumed run keeps its precision and threads, so that its arithmetic does not change. If the run uses a cluster and
+``learner.device`` is not ``cpu``, the learner itself replaces ``auto`` at each start, see :func:`resolve`. In all other
+runs, a separate process replaces ``auto``, because loading torch costs one second and 200 MB. The command of this
+process is ``python -m td3_robot.learner.machine_choices REQUEST``.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ if TYPE_CHECKING:  # the import loads torch
     from td3_robot.learner.compute import Precision
 
 AUTO = "auto"
-# ``_fastest`` takes the first choice with at least this fraction of the highest speed. Within a precision, choices with
-# fewer threads come first, because they leave more processor cores for other processes.
+# ``_fastest`` takes the first choice with at least this fraction of the highest speed. Among choices with the same
+# precision, those with fewer threads come first, because they leave more processor cores for other processes.
 _AS_FAST = 0.97
 Sizes = tuple[int, int]
 """The sizes of observation and action."""
@@ -36,8 +36,8 @@ Sizes = tuple[int, int]
 class Resolved(NamedTuple):
     """The result of :func:`resolve`."""
 
-    config: Config  # without ``auto``, except on a cluster where the learner replaces ``auto`` at each start
-    device_memory: int | None  # free bytes of the GPU; None without a GPU, or if the learner chooses later
+    config: Config  # contains ``auto`` only if the learner itself replaces ``auto`` at each start
+    device_memory: int | None  # free bytes of the GPU; None on the CPU, or if the learner itself replaces ``auto``
     notices: list[str]  # lines for the user: the value of each replaced ``auto``, and the measured speeds
 
 
@@ -121,7 +121,9 @@ def main(text: str) -> int:
 
 
 def _fastest(request: Request, precision: Precision) -> dict[str, Any]:
-    """The fastest precision and number of threads. Empty if neither is ``auto``, or if the algorithm has no engine.
+    """The fastest precision and number of threads.
+
+    The result is empty if neither is ``auto``, or if the algorithm has no engine.
 
     Args:
         precision: the configured precision. For ``auto``: bf16 if the processor multiplies faster in bf16, else fp32.

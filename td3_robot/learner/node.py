@@ -29,7 +29,8 @@ from td3_robot.util.version import __version__
 
 log = logging.getLogger(__name__)
 
-# Seconds to wait while an earlier learner saves its last checkpoint; less than READY_TIMEOUT of the supervisor.
+# The learner waits at most this number of seconds while an earlier learner saves its last checkpoint. The number must
+# be less than the supervisor's READY_TIMEOUT.
 _PATIENCE = 60.0
 
 
@@ -59,10 +60,10 @@ def _learn(node: Node) -> None:
         core.spec,
     )
     evaluations = core.publisher.evaluations
-    # The file of the best policy may be newer than the checkpoint, so its return counts, too.
+    # The file of the best policy may be newer than the checkpoint, so the mean return in this file counts, too.
     evaluations.add_earlier(best_policy.mean_return(node.run.best_file))
     if evaluations.reached:
-        log.info("an earlier process reached evaluation.target_return; %s holds that policy", node.run.best_file.name)
+        log.info("a policy of an earlier process reached evaluation.target_return: see %s", node.run.best_file.name)
     saver = Saver(node, core)
     rate = RateMeter(period=0.5, smoothing=5.0)
     writer = MetricsWriter(node.run.metrics_file, node.run.tensorboard)

@@ -15,16 +15,16 @@ from td3_robot.learner.checkpointing.stateful import Arrays
 from td3_robot.learner.replay_buffer.buffer import Batch
 from td3_robot.specs import Float32
 
-# Smallest divisor, in the channel's unit. A constant channel has deviation 0. Without this limit, its result would be
-# 0 / 0, and its first tiny change would give ±OBSERVATION_CLIP.
+# Smallest divisor, in the channel's unit. A constant channel has deviation 0. Without a smallest divisor, a constant
+# channel would give 0 / 0. The first tiny change of this channel would give ±OBSERVATION_CLIP.
 _SMALLEST = 1e-4
 
 
 class Normaliser:
     """The mean and deviation of each channel over all observations so far.
 
-    Each group of new observations updates them (Chan et al. 1979). The replay buffer keeps raw observations. The
-    learner normalises each drawn batch with the newest statistics.
+    Each group of new observations updates the mean and deviation (Chan et al. 1979). The replay buffer keeps raw
+    observations. The learner normalises each drawn batch with the newest statistics.
     """
 
     def __init__(self, observation_size: int) -> None:
@@ -62,7 +62,7 @@ class Normaliser:
     def __call__(self, batch: Batch) -> Batch:
         """Normalise a batch with the same float32 arithmetic as the policy server."""
         device = batch.observation.device
-        if self._uploaded is None or self._uploaded[0] != device:  # upload once for each change
+        if self._uploaded is None or self._uploaded[0] != device:  # new statistics or a new device
             self._uploaded = device, *(compute.upload(tensor.numpy(), device) for tensor in (self._offset, self._scale))
         _, offset, scale = self._uploaded
         return batch._replace(

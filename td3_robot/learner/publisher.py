@@ -28,7 +28,7 @@ class Publisher:
         version: the newest version number; 0 before the first Weights.
         published_at: number of updates in the newest Weights for the policy servers.
         explores: whether learning has started. Then the policy servers use the configured exploration noise.
-        sent: the newest Weights for the policy servers, oldest first.
+        sent: the last two Weights for the policy servers, the older one first.
     """
 
     def __init__(self, config: Config, learning: Learning, gauges: Gauges, provenance: Mapping[str, Any]) -> None:
@@ -79,7 +79,7 @@ class Publisher:
         return Exploration(noises.like("uniform", asked.kind))
 
     def final_bundle(self) -> Bundle:
-        """The policy to keep at the end. It gets a new version if it may differ from the last published one."""
+        """The policy to keep at the end. It gets a new version if it may differ from the last published policy."""
         if self._learning.updates > self.published_at or self._config.learner.policy_average:
             self.version += 1
         return self.bundle(averaged=True)
@@ -118,7 +118,7 @@ class Publisher:
     def _evaluate(self) -> list[Output]:
         """Send the policy to the evaluator, unless too many policies wait for an evaluation."""
         if not self.evaluations.plan(self._learning.env_steps):
-            self.version += 1  # as if sent: versions must not depend on the speed of the evaluator
+            self.version += 1  # as if the policy were sent: versions must not depend on the speed of the evaluator
             return []
         weights = self._weights(averaged=True)
         self.evaluations.pending[weights.version] = weights

@@ -1,4 +1,4 @@
-"""Makes the learner's records for ``metrics.jsonl`` and gauges for its Status, and keeps the newest good policy."""
+"""Makes records for ``metrics.jsonl``, makes gauges for the learner's Status, and keeps the newest good policy."""
 
 from __future__ import annotations
 
@@ -39,14 +39,17 @@ class Reports:
         return taken
 
     def record_if_due(self, now: float) -> None:
-        """Make a record every 1,000 environment steps; with more than 62 robots, every 16 steps of each robot."""
+        """Make a record every 1,000 environment steps.
+
+        With more than 62 robots, make a record when the robots have made 16 more steps each, on average.
+        """
         if self._learning.env_steps >= self.next_record:
             robots = sum(source.robots for source in self._sources.live())
             self.next_record = next_multiple(self._learning.env_steps, max(EVERY, _PERIODS * robots))
             self.record(now)
 
     def record(self, now: float, kind: str = "train") -> None:
-        """Make a record of the training now, and keep its policy in ``sound``."""
+        """Make a record of the training, and keep the learner's present policy in ``sound``."""
         learning = self._learning
         learning.check()
         self.sound = self._publisher.bundle(averaged=True).encode()

@@ -44,8 +44,8 @@ class Networks(NamedTuple):
 def estimated(config: Config, observation_size: int, action_size: int) -> Networks:
     """Estimate the sizes of a built-in algorithm's networks, without importing torch.
 
-    The estimate counts an actor, one or two critics, and a target of each network. An algorithm without targets, or
-    with one critic although ``twin_critics`` is set, needs less.
+    The estimate counts an actor, one or two critics, and a target of each network. An algorithm needs less if it has
+    no targets, or if it has one critic although ``twin_critics`` is set.
     """
     learner, hidden = config.learner, config.network.hidden
 
@@ -81,8 +81,8 @@ def needs(
     apart = row * demonstrations(learner) if learner.operator_share else 0
     lap, in_file = learner.replay == "lap", learner.replay_storage == "file"
     tree = _DOUBLE * sum(tree_levels(capacity)) if lap else 0
-    # In lock-step, a rollback needs the rows at the checkpoint, but the file can already have newer rows instead. So
-    # the checkpoint contains the rows, too.
+    # In lock-step, a rollback needs the rows as they were when the checkpoint was saved. Since then, newer rows can
+    # have replaced these rows in the file. So the checkpoint contains the rows, too.
     rows_in_checkpoint = not in_file or config.timing == "lockstep"
     low_precision = _HALF * networks.parameters if learner.precision == "bf16" else 0
     # Each trained parameter also has a gradient and Adam's two moments. A checkpoint contains no gradient.
@@ -128,8 +128,8 @@ def announce(
     networks = networks or estimated(config, observation_size, action_size)
     held = config.learner.buffer_size
     in_file = files.allocated(run.replay / ROWS)
-    # A process that saves only at its end deletes the earlier checkpoints after this save. So the new checkpoint cannot
-    # use their space.
+    # If the learner saves only when it ends, it saves the new checkpoint before it deletes earlier checkpoints. So the
+    # new checkpoint cannot use the space of the earlier checkpoints.
     saved = run.checkpoints.glob("*.safetensors") if _saves_often(config) else ()
     in_checkpoints = sum(map(files.allocated, saved))
 

@@ -16,7 +16,7 @@ log = logging.getLogger(__name__)
 
 UNLIMITED = 2**63
 _STALLED = 5.0  # seconds; if a source sends no Step for so long, other sources get its unused steps
-_ACKNOWLEDGE = 100  # after this number of processed Steps, a source gets a Throttle, even if it gets no new steps
+_ACKNOWLEDGE = 100  # after this number of processed Steps, a source gets a Throttle, even if this grants no new steps
 
 
 @dataclass(eq=False)
@@ -35,7 +35,7 @@ class Source:
     active_at: float = 0.0  # time (s) of the newest event: a Step, a join, or a grant that ended a wait
     acknowledged: int = 0  # value of ``answered`` in the newest Throttle to the source
     queue: deque[Step] = field(default_factory=deque)  # in lock-step, Steps waiting for their round
-    client: int = 0  # in lock-step, ``client`` in the Hello of the process that has the source's state; 0 for none
+    client: int = 0  # in lock-step, Hello.client of the process that has the source's state; 0 if no process has it
     returning: bool = False  # in lock-step, whether the source is loading its state from the newest snapshot
 
     @property
@@ -94,7 +94,7 @@ class Sources:
         return source
 
     def of(self, peer: Peer, name: str) -> Source | None:
-        """The source ``name`` if this peer is its current connection."""
+        """The source ``name``; None if this peer is not the current connection of this source."""
         source = self._all.get(peer.name)
         return source if source and source.peer is peer and source.name == name else None
 
@@ -103,7 +103,7 @@ class Sources:
         return [source for _, source in sorted(self._all.items()) if source.peer]
 
     def counters(self) -> Counter[str]:
-        """The counters of all sources, added up by name."""
+        """The counters of all sources. Counters with the same name are added up."""
         total: Counter[str] = Counter()
         for source in self._all.values():
             total.update(source.assembler.counters)
@@ -120,7 +120,8 @@ class Sources:
             assembler = Assembler.restored(item["assembler"])
             source = Source(name, None, assembler, assembler.incarnation, 1, int(item["answered"]), int(item["seen"]))
             known = before.get(name)
-            # A process that is absent now misses the rollback. ``client`` 0 makes it get its state when it joins again.
+            # A process that is absent now misses the rollback. The ``client`` of its source is 0 from now on, so the
+            # process gets the source's state when it joins again.
             if known and known.peer:
                 source.peer, source.robots, source.client = known.peer, known.robots, known.client
             self._all[name] = source

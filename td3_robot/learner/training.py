@@ -114,7 +114,7 @@ class Training:
         return self.normaliser(batch) if self.normaliser else batch
 
     def policy_tensors(self, *, averaged: bool) -> dict[str, Float32]:
-        """Copies of a policy bundle's tensors: the actor or its average, and the normalisation if there is one."""
+        """Copies of tensors for a policy bundle: actor or averaged actor, and the normalisation if there is one."""
         tensors = self.algorithm.actor_tensors(averaged=averaged)
         return tensors | self.normaliser.tensors() if self.normaliser else tensors
 
@@ -123,7 +123,10 @@ class Training:
         return self.divergence.problem(self.algorithm.metrics(clear=False))
 
     def metrics(self) -> dict[str, float]:
-        """Means since the last call, or newest values, by metric (docs/reference/metrics.md). Waits for the device."""
+        """For each metric (docs/reference/metrics.md): its mean since the last call, or its newest value.
+
+        Waits for the device.
+        """
         return self.algorithm.metrics() | self.value_check.figures(self.algorithm, self.normaliser)
 
     def parts(self) -> dict[str, Stateful]:

@@ -50,8 +50,8 @@ def observations(bundle: Bundle) -> int:
     count = bundle.provenance.get("env_steps")
     if not isinstance(count, int) or count < 1:
         raise BundleError(
-            f"{_KEY}: that policy normalises observations, but does not say how many observations its mean comes from: "
-            f"env_steps in its provenance is {str(count)[:40]}; it must be 1 or more"
+            f"{_KEY}: that policy normalises observations, but env_steps in its provenance is {str(count)[:40]}; "
+            "env_steps must be the number of observations from which the mean was computed (1 or more)"
         )
     return count
 

@@ -71,7 +71,7 @@ class Monitor:
         """The report, as plain JSON values. Rates and loop times cover the time since the last report.
 
         ``loop_ms`` has the median and the longest loop time of each source. A loop begins with a Step S. It ends with
-        the Step whose ``answered`` names S. The clock of the source measures both times.
+        the Step whose ``answered`` names S. Both Steps have a time stamp from the clock of the source.
         """
         begun = now if self._begun is None else self._begun
         elapsed, self._reported = now - self._reported, now

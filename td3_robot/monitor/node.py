@@ -29,7 +29,7 @@ from td3_robot.util.output import say
 from td3_robot.util.text import one_line
 
 ACCEPTS: dict[str, tuple[type[Message], ...]] = {"node": (Record,)}
-"""The messages that a monitor accepts, by role of the client."""
+"""Maps each role of a client to the messages that a monitor accepts from this client."""
 _CLEAR = "\x1b[H\x1b[2J"  # ECMA-48: move the cursor to the upper left corner, erase everything
 FOXGLOVE_PORT = 8765
 """The port at which Foxglove and Lichtblick look for a server."""
@@ -42,8 +42,9 @@ _EXAMPLES = """examples:
   td3-robot monitor --config robot.yaml            watches a deployed policy server and robot
   td3-robot monitor --endpoint ipc:///tmp/monitor.sock & td3-robot play walk.mcap --monitor ipc:///tmp/monitor.sock
 
-Up to 32 monitors, dashboards and topic commands can attach to running nodes of this machine. No node waits for
-them. Messages that a monitor misses appear as gaps. A monitor ends with the run, or at Ctrl-C.
+Up to 32 programs can watch one run or one robot on this machine: monitors, dashboards and 'td3-robot topic' commands.
+No node waits for these programs. Messages that a monitor misses appear as gaps. A monitor ends with the run, or at
+Ctrl-C.
 """
 
 
@@ -67,8 +68,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         metavar="PORT",
         help="serve Foxglove and Lichtblick on this machine (default: 8765; 0 for a free port)",
     )
-    parser.add_argument("--links", metavar="FILE", help="draw your own robot in --foxglove with the links in this file")
-    parser.add_argument("--anywhere", action="store_true", help="allow other machines to read --plotjuggler")
+    parser.add_argument(
+        "--links", metavar="FILE", help="for --foxglove: file that describes the links (rigid parts) of your robot"
+    )
+    parser.add_argument(
+        "--anywhere", action="store_true", help="allow other machines to read the endpoint of --plotjuggler"
+    )
     options = parser.parse_args(arguments)
     if options.anywhere and not options.plotjuggler:
         raise UsageError("--anywhere needs --plotjuggler")

@@ -1,7 +1,8 @@
 """Publishes messages for PlotJuggler's ZMQ subscriber, which plots numbers and booleans.
 
-Frames are ``[topic][payload][time]``. The payload is a msgpack map; nested maps become paths. The time is decimal text,
-in seconds since 1970. PlotJuggler 3.9 defines this format in its plugin DataStreamZMQ, with the protocol "MessagePack".
+A published message has the frames ``[topic][payload][time]``. The payload is a msgpack map, which may contain maps.
+PlotJuggler joins the keys of these maps to a path. The time is decimal text, in seconds since 1970. PlotJuggler 3.9
+defines this format in its plugin DataStreamZMQ, with the protocol "MessagePack".
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ Frames = tuple[bytes, bytes, bytes]
 def frames(entry: Entry, message: Message, names: Names) -> Iterator[Frames]:
     """Yield frames for each topic of :func:`by_topic` that has numbers.
 
-    The name of a channel follows the name of its field: ``sim-0/step/observation/height``.
+    In PlotJuggler, a path ends with the field and the channel, for example ``sim-0/step/observation/height``.
     """
     time = f"{entry.received * 1e-9:.6f}".encode()
     for topic, values in by_topic(entry, message, names):
@@ -36,7 +37,7 @@ def frames(entry: Entry, message: Message, names: Names) -> Iterator[Frames]:
 
 
 def numbers(values: dict[str, Any]) -> dict[str, Any]:
-    """Return the values of a map that PlotJuggler can plot. Bytes become their length. The result has no text."""
+    """Return a map with the values that PlotJuggler can plot. Bytes become their length. The result has no text."""
     plotted: dict[str, Any] = {}
     for name, value in values.items():
         if isinstance(value, dict):
@@ -58,7 +59,7 @@ class PlotJuggler:
         anywhere: allow an endpoint that other machines can read.
 
     Raises:
-        EndpointError: the endpoint is busy, malformed, or readable from other machines.
+        EndpointError: the endpoint is busy or malformed, or other machines can read it but ``anywhere`` is False.
     """
 
     def __init__(self, endpoint: str, *, anywhere: bool = False) -> None:

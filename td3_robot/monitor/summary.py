@@ -30,7 +30,7 @@ Facts = dict[str, Any]
 
 
 def facts(message: Message) -> Facts:
-    """Numbers and text by name; empty if the monitor shows no facts of this type of message."""
+    """Return numbers and texts by name. The result is empty if the monitor shows no facts of this type of message."""
     known = _FACTS.get(type(message))
     return known(message) if known else {}
 

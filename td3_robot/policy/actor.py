@@ -21,8 +21,8 @@ class Actor:
         layers = len(bundle.hidden) + 1
         # Row-major [in, out]: the product x·W then reads memory in order.
         self._weights = [np.ascontiguousarray(bundle.tensors[f"actor.{i}.weight"].T) for i in range(layers)]
-        # Biases are rows [1, size]. With one robot, a layer's output has the same shape. Then numpy adds the biases in
-        # half the time.
+        # Biases are rows [1, size]. With one robot, a layer's output is also [1, size]. Adding two arrays of equal
+        # shape takes numpy half as long as adding a bias of shape [size].
         self._biases = [bundle.tensors[f"actor.{i}.bias"][None] for i in range(layers)]
         self._zeros = [np.zeros_like(bias) for bias in self._biases]
         self._mean = bundle.tensors.get(OBSERVATION_MEAN)
@@ -39,7 +39,7 @@ class Actor:
         return self.clip(self.unclipped(observation))
 
     def unclipped(self, observation: Float32) -> Float32:
-        """Like a call, but without clipping. Rounding can move an action over a limit by one unit in the last place."""
+        """Return unclipped actions. Rounding can move an action over a limit by one unit in the last place."""
         if len(observation) != self._rows:
             self._rows = len(observation)
             self._activations = [np.empty((self._rows, w.shape[1]), np.float32) for w in self._weights]

@@ -106,7 +106,8 @@ class Answers:
         """Whether a Step is too old for this policy (``age`` in seconds), or comes from another kind of robot."""
         spec = policy.bundle.spec
         if (step.observation.shape[1], step.action.shape[1]) != (spec.observation_size, spec.action_size):
-            self._counters["other_robot"] += 1  # the source joined before the first weights; the server will refuse it
+            # The source joined before the first weights. The server will refuse this source.
+            self._counters["other_robot"] += 1
             return True
         deadline = policy.safety.envelope.observation_deadline_s
         if deadline is not None and age > deadline:
@@ -120,7 +121,8 @@ class Answers:
         watch = self._safety.watches.get(name)
         if watch is None and policy.safety.envelope.guarded:
             watch = self._safety.watch(name, now)
-        if watch is not None:  # a new policy without safety settings must not end a fault or a stop
+        # Use the watch also if a new policy has no safety settings: this policy must not end a fault or a stop.
+        if watch is not None:
             if since == now:
                 problem = watch.take(step, policy.safety, now)
             elif not watch.lifecycle.active:
@@ -130,8 +132,8 @@ class Answers:
     def _act(self, peer: Peer, step: Step, policy: Policy, now: float) -> Action | None:
         """Return the filtered Action of the policy and the operators.
 
-        If the policy's action is not finite, return the safe action, or None without safety settings. If an action
-        exceeds a limit with ``out_of_limit: stop``, stop this robot and return the safe action.
+        If an action is not finite, return the safe action, or None if there are no safety settings.
+        If an action exceeds a limit with ``out_of_limit: stop``, stop this robot and return the safe action.
         """
         explorer = self._explorers.get(peer)
         if explorer is None or explorer.incarnation != step.incarnation:

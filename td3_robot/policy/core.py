@@ -41,7 +41,7 @@ ACCEPTS: dict[str, tuple[type[Message], ...]] = {
     **dict.fromkeys(ROBOT_ROLES, (Step, Command, Reply, LifecycleChange)),
     "operator": (Command, Teleop),
 }
-"""The messages that a policy server accepts, by the role of the client."""
+"""Maps each role of a client to the messages that a policy server accepts from this client."""
 _SOURCES = 256  # maximum number of watches in a Reply, because the size of a message is limited
 _CONNECTED = 512  # maximum number of robot names in a Reply
 _REASON = 200  # maximum number of characters of a watch's reason in a Reply
@@ -63,11 +63,11 @@ def make(config: Config, name: str, *, exploring: bool, frozen: bool = False, ex
 
 
 class PolicyCore:
-    """Answers Steps with the policy that serves, or in lock-step with exactly the version that the Step needs.
+    """Answers each Step with the policy that serves. In lock-step, the version that the Step needs gives the answer.
 
-    A policy acts only while the server is active, the source is not stopped, and the server's
-    :class:`~td3_robot.policy.watch.Watch` over the source, if there is one, is active. Otherwise the server answers
-    with the safe action. A server that is unconfigured or has no policy does not answer.
+    A policy acts only while the server is active and the source is not stopped. If the server has a
+    :class:`~td3_robot.policy.watch.Watch` over the source, the Watch must be active, too. While a policy must not act,
+    the server answers with the safe action. A server that is unconfigured or has no policy does not answer.
 
     Args:
         exploring: add the exploration noise that the policy asks for.
@@ -80,7 +80,7 @@ class PolicyCore:
 
     Attributes:
         safety_state: the state that a restart must keep. The core makes a new object when the state may have changed.
-        changes: the changes of state in the newest turn, including those of robots.
+        changes: the changes of state in the newest turn: of the server, of its watches, and of robots.
     """
 
     def __init__(
@@ -141,7 +141,9 @@ class PolicyCore:
         self.store.withdrawn = state.withdrawn
         if state.frozen and not self.store.frozen:
             self.store.frozen = True
-            lines.append("the server was frozen before the restart: it refuses learners' weights until unfreeze")
+            lines.append(
+                "the server was frozen before the restart: it refuses learners' weights until the command unfreeze"
+            )
         lines += self.safety.restore(state, now)
         lines += self.takeovers.restore(state.operated)
         lines += self._resume_server(state.server, now)
@@ -161,7 +163,9 @@ class PolicyCore:
             self.lifecycle.stop(held.reason, now)
             return [f"the emergency stop is still in force ({held.reason}): reset, then activate"]
         if withdrawn:
-            return ["a rollback withdrew this policy: activate it, or load another policy"]
+            return [
+                "a rollback withdrew the loaded policy: activate the server to keep this policy, or load another policy"
+            ]
         return ["the server was not active before the restart: activate it"]
 
     def step(self, inputs: Sequence[Input], now: float) -> list[Output]:
@@ -193,7 +197,8 @@ class PolicyCore:
             else:
                 if isinstance(message, Command):
                     commanded = True
-                    self.store.receive_all(weights)  # first, because the Command may load, freeze or roll back
+                    # Take the weights before the Command, which can load a policy, freeze the server or roll back.
+                    self.store.receive_all(weights)
                 outputs += self._serve(origin, message, now)
         self.store.receive_all(weights)
         outputs += self.answers.answer_all(now)

@@ -36,7 +36,7 @@ class Desk:
         self._relays = 0
 
     def join(self, peer: Peer) -> list[Output]:
-        """Note that a client has connected. Send an emergency stop to a robot for which a stop holds."""
+        """Add a client that has connected. If an emergency stop is in force for a robot, send this robot the stop."""
         if peer.role == "operator":
             self._operators.add(peer)
         elif peer.role in ROBOT_ROLES:
@@ -46,7 +46,7 @@ class Desk:
         return []
 
     def leave(self, peer: Peer) -> None:
-        """Note that a client has left."""
+        """Remove a client that has left."""
         self._operators.discard(peer)
         if self.robots.get(peer.name) is peer:
             del self.robots[peer.name]

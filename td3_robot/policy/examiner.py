@@ -28,8 +28,8 @@ _Offer = tuple[Origin, Weights]
 class _Examination:
     """One examination.
 
-    ``result`` holds the actor, or the text of the BundleError if the bytes are not a policy. It raises any other
-    exception of the examination.
+    ``result`` holds the actor, or the text of the BundleError if the bytes are not a policy. If the examination
+    ends with another exception, ``result.result()`` raises this exception.
     """
 
     offer: _Offer
@@ -39,12 +39,13 @@ class _Examination:
 class Examiner:
     """Holds weights back until its thread has examined them. The thread takes the newest weights first.
 
-    The core calls this object as its ``examine``. If the thread has examined the bytes, the call returns the result at
+    This object is the core's function ``examine``. If the thread has examined the bytes, the call returns the result at
     once. Otherwise the call examines the bytes itself.
 
     Args:
-        counters: ``weights_not_examined`` counts weights that the examiner drops: because the core would refuse them
-            (for example, it has newer weights), because a person has loaded a policy, or because too many weights wait.
+        counters: ``weights_not_examined`` counts the weights that the examiner drops. The examiner drops weights that
+            the core would refuse, for example because the core has newer weights. The examiner also drops weights if a
+            person has loaded a policy, or if too many weights wait.
     """
 
     def __init__(self, counters: Counter[str], examine: Examine = examine) -> None:

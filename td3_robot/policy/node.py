@@ -96,7 +96,9 @@ class _Server:
         realtime = config.pacing.mode == "realtime"
         self.rates = AnswerRates(config.realtime.missed_share, realtime=realtime)
         self.examiner: Examiner | None = None
-        if learns and config.timing == "free":  # in lock-step, robots wait for weights anyway
+        # The examiner checks new weights in a thread, so that robots do not wait for this check. In lock-step, robots
+        # wait for new weights anyway, so there is no examiner.
+        if learns and config.timing == "free":
             self.examiner = Examiner(node.counters)
             resources.callback(self.examiner.close)
         self.core = policy_core.make(config, node.name, **settings, examine=self.examiner or examine)

@@ -51,7 +51,8 @@ class Noise:
     Args:
         seed: the run's seed, 0 to 2^64 - 1.
         source, incarnation: as in the Step messages.
-        robots, actions: N, the number of robots of the source, and A, the number of action channels.
+        robots: N, the number of robots of the source.
+        actions: A, the number of action channels.
         parameters: a value for each of PARAMETERS.
 
     Attributes:
@@ -75,7 +76,7 @@ class Noise:
         self.parameters = parameters
         steps = self.steps_of_block(robots)
         self.shape = steps, actions
-        # step >> _which is the number of the block; step & _where is the place in the block.
+        # Number of a step's block: step >> _which. Place of the step in the block: step & _where.
         self._which, self._where = np.uint32(steps.bit_length() - 1), np.uint32(steps - 1)
         entropy = [seed, zlib.crc32(source.encode()), incarnation]
         keys: UInt64 = np.random.SeedSequence(entropy).generate_state(2 * robots, np.uint64).astype(np.uint64)
@@ -97,7 +98,9 @@ class Noise:
     def __call__(self, episode: UInt64, step: UInt32) -> Float32:
         """The numbers for the next action of each robot, float32[N, A], a new array.
 
-        ``episode``, uint64[N], and ``step``, uint32[N], are ``episode`` and ``episode_step`` of the Step to answer.
+        Args:
+            episode: uint64[N], the field ``episode`` of the Step to answer.
+            step: uint32[N], the field ``episode_step`` of this Step.
         """
         number = step >> self._which
         wanted = episode.tobytes() + number.tobytes()
@@ -129,8 +132,8 @@ class Noise:
 
         Args:
             robots: indices of the R robots.
-            episode, number: uint64[N] and uint32[N]: for every robot of the source, its episode, and the number of the
-                block in this episode.
+            episode: uint64[N], the episode of every robot of the source.
+            number: uint32[N], for every robot of the source: the number of the block in the robot's episode.
         """
         return self.blocks(robots, episode, number)
 
@@ -239,7 +242,7 @@ def gumbel(uniform: Float32) -> Float32:
 
 
 def blocks_remembered(theta: float) -> int:
-    """Return the number of blocks after which a drawn number has a weight of at most 2^-24 in the process."""
+    """For OrnsteinUhlenbeck: the number of blocks after which a drawn number has a weight of at most 2^-24 in x(t)."""
     return next(blocks for blocks in itertools.count() if (1.0 - theta) ** (BLOCK * blocks) <= 2.0**-24)
 
 

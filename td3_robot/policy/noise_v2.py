@@ -38,8 +38,9 @@ class AtOnce(Noise):
     """Draws uniform numbers for all robots at once.
 
     With A action channels, a step needs P = ⌈A / 2⌉ words of 64 bits. Word p gives the numbers of the channels p and
-    P + p. The object draws a block, the numbers of several steps, at a time. With many robots, the blocks are short, so
-    that drawing a block delays an answer only a little. The length of the blocks changes no number.
+    P + p. The object draws the numbers in blocks. A block holds the numbers of several steps. With many robots, the
+    blocks are short, so that drawing a block delays an answer only a little. The numbers do not depend on the length
+    of the blocks.
     """
 
     def __init__(self, *identity: Any, **parameters: Any) -> None:
@@ -54,7 +55,7 @@ class AtOnce(Noise):
         return max(16, min(256, 1 << max(1, 1024 // robots).bit_length() - 1))
 
     def uniforms(self, robots: NDArray[np.intp], episode: UInt64, number: UInt32) -> Float32:
-        """Numbers from 0 to 1 - 2^-24 for R robots, float32[2, R, steps, P]: two numbers from each word."""
+        """Multiples of 2^-24 in [0, 1) for R robots, float32[2, R, steps, P]. Each word gives two of these numbers."""
         stream = mixed(self._first_keys[robots] + episode[robots] * _GAMMA) + self._keys[robots, 1]
         stream += number[robots] * self._block
         words = mixed(stream[:, None] + self._offsets)
@@ -63,7 +64,10 @@ class AtOnce(Noise):
         return np.ascontiguousarray(np.moveaxis(numbers.reshape(len(robots), self.shape[0], -1, 2), 3, 0))
 
     def joined(self, first: Float32, second: Float32) -> Float32:
-        """Join the numbers of the first and the last channels, float32[R, steps, P] each, to float32[R, steps, A]."""
+        """Join the numbers of the channels 0 to P - 1 (``first``) with the numbers of the other channels (``second``).
+
+        Both arrays are float32[R, steps, P]. The result is float32[R, steps, A].
+        """
         return np.concatenate([first, second], axis=2)[:, :, : self.shape[1]]
 
 

@@ -30,16 +30,18 @@ class AnswerRates:
         self._turn: tuple[Sequence[Input], float, float] = (), 0.0, 0.0
 
     def received(self, inputs: Sequence[Input], period: float, now: float) -> None:
-        """Note the inputs of a turn (one pass of the server's loop), which begins at ``now`` (s).
+        """Keep the inputs of a turn (one pass of the server's loop), which begins at ``now`` (s).
 
         ``period`` is the control period in seconds.
         """
-        self._turn = inputs, period, now  # the server answers the Steps first; answered() does the rest
+        # Measure later, in answered(), so that the server can answer the Steps first.
+        self._turn = inputs, period, now
 
     def answered(self, now: float, *, answers: bool = True) -> None:
-        """Note that the server has answered the Steps of this turn at ``now`` (s).
+        """Measure the answers to the Steps of this turn. The server has sent the answers at ``now`` (s).
 
-        If the server ``answers`` no Steps, because it is unconfigured or has no policy, nothing is measured.
+        ``answers`` is False if the server answers no Steps, because it is unconfigured or has no policy. Then this
+        method measures nothing.
         """
         (inputs, period, began), self._turn = self._turn, ((), 0.0, 0.0)
         if not answers:
@@ -59,6 +61,9 @@ class AnswerRates:
             loop.report(log, f"answers to {name}", self._allowed)
 
     def figures(self, now: float) -> dict[str, float]:
-        """The figures of the source with the highest share of missed deadlines; empty without new measurements."""
+        """The figures of the source with the highest share of missed deadlines.
+
+        The result is empty if there are no new measurements.
+        """
         new = [loop.figures for loop in self._loops.values() if loop.figures and now - loop.measured < 3 * WINDOW_S]
         return max(new, key=lambda figures: (figures["missed_share"], figures["jitter_s"]), default={})

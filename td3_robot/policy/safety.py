@@ -18,22 +18,22 @@ from td3_robot.safety.state import SafetyState
 
 log = logging.getLogger(__name__)
 
-_AWAY = 1024  # maximum number of watches that the server keeps for absent robots without an emergency stop
+_AWAY = 1024  # maximum number of watches over absent robots; stopped robots do not count
 _STOPS = 1024  # maximum number of individually stopped robots
 _ENDS = {
     Cause.STOP: "reset, then activate",
-    Cause.FAULT: "activate (or valid observations, with automatic recovery)",
+    Cause.FAULT: "activate (if recovery is automatic, valid observations also end the fault)",
     Cause.INACTIVE: "activate",
 }
-"""What must happen after a restart before a policy moves a robot again, by the cause in the state file."""
+"""Maps the cause in the state file to what must happen after a restart before a policy moves the robot again."""
 
 
 class Safety:
     """Holds all stops and faults of a policy server.
 
-    An emergency stop by a Command for one robot holds for the robot's name, even if the robot is not connected or the
-    server has no watch over it. The stop lasts until a reset with that name, or a reset of all robots while the robot
-    is connected.
+    If a Command stops one robot, the emergency stop holds for the robot's name. This stop also holds if the robot is
+    not connected, or if the server has no watch over the robot. A reset with this name ends the stop. A reset of all
+    robots ends the stop only if the robot is connected.
 
     Attributes:
         watches: the watches over robots, by robot name. Without safety settings, only :meth:`restore` begins watches.
@@ -71,7 +71,10 @@ class Safety:
                 yield name, watch.newest
 
     def robot_in_fault(self, name: str) -> None:
-        """Note that a robot reports a fault, so that its watch does not mistake missing observations for a reset."""
+        """Record that a robot has reported a fault.
+
+        Then the robot's watch does not mistake missing observations for a reset.
+        """
         if watch := self.watches.get(name):
             watch.end_reset()
 
@@ -85,7 +88,9 @@ class Safety:
     # -- commands ------------------------------------------------------------------------------------------------
 
     def command(self, name: str, command: Command, now: float, *, watched: bool = True) -> str:
-        """Apply a Command to the individual stop of a robot and, if ``watched``, to the robot's watch.
+        """Let a Command begin or end the individual stop of a robot.
+
+        If ``watched``, also apply the Command to the robot's watch.
 
         Returns:
             The reason why the server refuses the Command; empty if the server accepts it.
@@ -93,7 +98,7 @@ class Safety:
         if error := self._latch(name, command):
             return error
         watch = self.watches.get(name)
-        # A Command for all robots does not deactivate the watches, because it deactivates the server itself.
+        # A Command ``deactivate`` without a target deactivates the server itself, not the watches.
         verbs = ("activate", "reset", "estop", "deactivate") if command.target else ("activate", "reset", "estop")
         try:
             if watched and watch and command.verb in verbs:
@@ -103,7 +108,7 @@ class Safety:
         return ""
 
     def _latch(self, name: str, command: Command) -> str:
-        """Apply a Command to the individual stop of a robot. Return the error, or an empty text."""
+        """Let a Command begin or end the individual stop of a robot. Return the error, or an empty text."""
         if command.verb == "reset":
             self.stopped.discard(name)
         elif command.verb in ("configure", "activate", "deactivate") and name in self.stopped:
@@ -118,7 +123,7 @@ class Safety:
     # -- robots that leave ---------------------------------------------------------------------------------------
 
     def leave(self, name: str, farewell: Farewell) -> None:
-        """Note that a robot has left. Forget its watch if the watch is in the state active.
+        """Record that a robot has left. Forget its watch if the watch is in the state active.
 
         Otherwise keep the watch, so that the robot cannot end a fault by leaving and returning. Also keep an active
         watch if the connection is lost during a reset. A source cannot send heartbeats while its ``reset()`` runs, so
@@ -126,13 +131,16 @@ class Safety:
         """
         watch = self.watches.pop(name, None)
         if watch and (not watch.lifecycle.active or (watch.resetting and farewell is not Farewell.STOPPED)):
-            self.watches[name] = watch  # at the end of the map, because its order shows which robots left last
+            self.watches[name] = watch  # at the end, because the order of the map shows which robots left last
 
     def forget_absent_robots(self, here: Container[str]) -> None:
-        """Forget the watches of absent robots. Keep those of stopped robots, and of the _AWAY others that left last."""
+        """Keep at most _AWAY watches of absent robots: forget the robots that left first.
+
+        The watches of stopped robots always stay. They do not count for _AWAY.
+        """
         away = [name for name, it in self.watches.items() if name not in here and not it.lifecycle.stopped]
         for name in away[:-_AWAY]:
-            log.warning("%s: forgets robot %r, because %d absent robots left later", self.lifecycle.node, name, _AWAY)
+            log.warning("%s: forgets robot %r, because %d others disconnected later", self.lifecycle.node, name, _AWAY)
             del self.watches[name]
 
     # -- restarts ------------------------------------------------------------------------------------------------

@@ -1,6 +1,6 @@
 """The filter after the actor. It changes the policy's action into one that the robot may apply.
 
-The filter has no memory: it begins at the action that the robot really applied, and every Step contains this action.
+The filter has no memory: it starts from the action that the robot really applied, and every Step contains this action.
 So a lost Action causes no later error, and replay can compute a recorded Action again.
 """
 
@@ -29,10 +29,11 @@ class SafetyFilter:
         """Change ``action`` in place, and return it.
 
         Args:
-            action: float32[N, A], for N robots with A action channels: the action of the policy with its noise, or of
-                operators.
-            applied: float32[N, A], the field ``action`` of the Step: the action that the robot applied in the last
-                control period, or at the start of the episode.
+            action: float32[N, A], for N robots with A action channels. For each robot, this is the policy's action with
+                noise, or an operator's action.
+            applied: float32[N, A], the field ``action`` of the Step. This is the action that the robot applied in the
+                last control period. In the first Step of an episode, a driver sends its robot's current motor command,
+                and a simulator sends 0.
         """
         if self._blend is not None or self._step is not None:
             if len(applied) != len(self._bound):  # a source with another number of robots
@@ -50,7 +51,10 @@ class SafetyFilter:
         return np.minimum(action, self._high, out=action)
 
     def problem(self, observation: Float32) -> str | None:
-        """Why no policy may answer this observation, float32[N, O] for O channels; None if a policy may answer it."""
+        """Return why a policy must not answer this observation; None if a policy may answer it.
+
+        ``observation`` is float32[N, O], for N robots with O observation channels.
+        """
         low, high = self.envelope.observation_low, self.envelope.observation_high
         if low is None or high is None:
             if finite(observation):

@@ -26,7 +26,8 @@ def default_path(bundle: Path, owner: str) -> Path:
     """Return the path of a server's state file, in the folder of its policy.
 
     ``BUNDLE.state`` belongs to the first server of this policy. A server with another name or configuration file has
-    its own state file, with a hash of ``owner`` in its name. So the stops of one server do not hold for another server.
+    its own state file. The name of this file contains a hash of ``owner``. So the stops of one server do not hold for
+    another server.
 
     Raises:
         ConfigError: ``BUNDLE.state`` is damaged, or cannot be read.
@@ -66,7 +67,8 @@ class StateFile:
         try:
             self.kept, kept_owner = _read(path)
             self._owner = kept_owner or owner
-            self._write(self.kept)  # report a folder without write access now, not at the first stop
+            # If the folder has no write access, report this now, and not at the first stop.
+            self._write(self.kept)
         except BaseException:
             self._claim.close()
             raise
@@ -103,7 +105,7 @@ class StateFile:
                 self._tried, over = self._newest, self._over
             written = self._tried == self.kept or self._attempt(self._tried, quiet=not changed)
             if failed and written:
-                log.warning("state file %r is written now", str(self.path))
+                log.warning("state file %r is up to date again", str(self.path))
 
     def _attempt(self, state: SafetyState, *, quiet: bool) -> bool:
         """Try to write a state. Return whether this succeeded. ``quiet``: do not log a failure."""

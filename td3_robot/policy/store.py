@@ -54,10 +54,10 @@ class PolicyStore:
     """Policies by version, and what people decided about them.
 
     Args:
-        safety: the robot's settings. The store joins them with the settings of each policy and of the policy that
-            a person deployed last.
-        lockstep: take every version of a learner, in order. A learner that returns to a checkpoint sends an older
-            version again. This version replaces all versions with the same or a higher number.
+        safety: the robot's settings. For each policy, the store joins three settings: the robot's settings, the
+            settings of this policy, and the settings of the policy that a person deployed last.
+        lockstep: take every version of a learner's weights, in order. A learner that returns to a checkpoint sends an
+            older version again. This version replaces all versions with the same or a higher number.
         frozen: refuse the weights of learners.
 
     Attributes:
@@ -87,8 +87,8 @@ class PolicyStore:
         """Serve a policy from the next action on. ``loaded``: a person chose the policy.
 
         Raises:
-            BundleError: the policy is not newer than all earlier policies (lock-step allows this), is for another
-                robot, or has safety settings that contradict the robot's settings.
+            BundleError: the version is not above ``newest`` (lock-step allows this), the policy is for another robot,
+                or its safety settings contradict the robot's settings.
         """
         bundle = actor.bundle
         if self.serving and (difference := self.serving.bundle.spec.difference(bundle.spec)):
@@ -153,7 +153,7 @@ class PolicyStore:
             raise
 
     def _early_refusal(self, version: int, payload: bytes) -> str | None:
-        """Why the store refuses a learner's weights without examination; None if it examines them."""
+        """Why the store refuses a learner's weights before it examines them; None if it examines them."""
         if version <= self.newest and not self._lockstep:
             return self._not_newer(version)
         if self.serving is None:
@@ -177,7 +177,7 @@ class PolicyStore:
         self.choose()
 
     def choose(self) -> None:
-        """Note that a person wants the serving policy. This ends an earlier withdrawal of the policy."""
+        """Record that a person wants the serving policy. This ends an earlier withdrawal of the policy."""
         if self.withdrawn and self.serving:
             chosen = self.serving.digest
             self.withdrawn = tuple(digest for digest in self.withdrawn if digest != chosen)
@@ -185,9 +185,9 @@ class PolicyStore:
     def roll_back(self, version: int = 0) -> Policy:
         """Serve a held policy again, withdraw the current policy, and freeze. Return the policy that serves.
 
-        Version 0 chooses the newest older policy that a person loaded. If no person loaded an older one, version 0
-        chooses the previous policy. A version other than 0 may also be newer than the current version. Raises
-        LifecycleError if the store does not hold the policy.
+        Version 0 chooses from the held versions before the current version. If a person loaded some of these versions,
+        it chooses the newest version that a person loaded. Otherwise, it chooses the newest version. A version other
+        than 0 may also be newer than the current version. Raises LifecycleError if the store does not hold the policy.
         """
         before = self.serving
         if before is None:

@@ -54,7 +54,7 @@ class Takeovers:
     Args:
         store: the server's policies. They contain the robot's action channels and limits.
         deadline_s: the age in seconds beyond which the safe action replaces an operator's action.
-        lockstep: refuse every takeover, because a lock-step run must repeat exactly.
+        lockstep: refuse every takeover, because each repetition of a lock-step run must give exactly the same result.
         counters: ``teleops`` counts the accepted actions of operators, and ``teleops_refused`` the refused actions.
 
     Attributes:
@@ -189,7 +189,7 @@ class Takeovers:
 
         Args:
             action: float32[N, A], the policy's actions; changed in place.
-            safe: float32[N, A], the safe action, for robots without a new action of their operator.
+            safe: float32[N, A], the safe action, for robots whose operator is silent or has left.
         """
         operated: dict[str, str] = {}
         for (source, robot), takeover in self.held.items():
@@ -210,7 +210,7 @@ class Takeovers:
     # -- reports and restarts ------------------------------------------------------------------------------------
 
     def detail(self) -> dict[str, str]:
-        """The operator of each robot that is taken over, by ``SOURCE/INDEX``."""
+        """The operator of each robot that is taken over. The keys are ``SOURCE/INDEX``."""
         return {
             f"{source}/{robot}": takeover.operator[0] if takeover.here else "nobody: give it back, or take it over"
             for (source, robot), takeover in self.held.items()

@@ -34,7 +34,10 @@ class Watch:
         return self._ended is not None
 
     def take(self, step: Step, safety: SafetyFilter, now: float) -> str | None:
-        """Take a Step. Return why the policy may not answer it; None if it may. ``safety`` is the policy's filter."""
+        """Take a Step. If the policy must not answer this Step, return the reason; otherwise return None.
+
+        ``safety`` is the policy's filter.
+        """
         envelope = safety.envelope
         before, self.newest = self.newest, step
         problem = safety.problem(step.observation)
@@ -58,11 +61,11 @@ class Watch:
         return problem or (None if self.lifecycle.active else self.lifecycle.reason)
 
     def _take_phase(self, step: Step, period: float, now: float) -> None:
-        """Note the start and the end of a reset. ``period`` is the control period in seconds."""
+        """Record the start and the end of a reset. ``period`` is the control period in seconds."""
         if self._ended is not None:
             self._different += now - self._ended
-            # After a suspension of this server, the first Step after a reset may be from the middle of an episode. Then
-            # the server has missed the earlier observations of this episode.
+            # If this server was suspended, the first Step that it receives after a reset is possibly from the middle of
+            # an episode. In this case, the server has missed the earlier observations of this episode.
             late = float(step.episode_step.max()) * period
             if self._deadline_s is not None and late > self._deadline_s:
                 reason = f"no observation for {self._deadline_s * 1e3:.0f} ms"
@@ -70,7 +73,10 @@ class Watch:
         self._ended = now if (step.phase >= Phase.TERMINATED).all() else None
 
     def missing(self, now: float) -> bool:
-        """Whether this call found that observations have been missing for too long."""
+        """If observations have been missing for too long in state active, change to FAULT and return True.
+
+        Otherwise return False, for example because the state is FAULT already.
+        """
         why = "the robot did not come back from its reset" if self.resetting else self._problem
         return self.watchdog.check(now, why)
 

@@ -1,17 +1,20 @@
 """Records the inputs of a core, and the outputs that ``step`` does not return. The core itself records nothing.
 
 The outputs of a core depend only on its construction arguments, its turns and, for a driver, what its robot observes
-and reports. To replay a core bit for bit, it is enough to record the messages on links, with all policies, and the
-messages in this table:
+and reports. To replay a core bit for bit, it is enough to record the messages on links and the messages in this table.
+For the core of a policy server, replay also needs each policy that the server received. The recording holds the
+policy, or the replayed learner computes the policy again.
 
 =============== =====================================================================================================
 Start           construction arguments, and state restored from disk; the node records one Start
 Turn            the inputs and the time of one call of ``step``
-RobotReport     what a robot tells its driver's core besides the content of Steps: its problem, its reason for a stop,
-                and whether an episode could not begin because the robot gave no valid first observation
+RobotReport     what a driver's core learns from the robot, besides the content of Steps: the robot's problem, the
+                reason for an emergency stop, and whether the robot failed to give a valid first observation, so that
+                no episode could begin
 MotorCommand    the action that the robot's motors get: an output of a driver's core
 Latches         a new ``safety_state`` of a policy server's core; the server's state file also holds it
-LifecycleChange a change of state of a policy server, its watch or a robot, if the server sends it to no operator
+LifecycleChange the new state of a policy server, of a robot, or of the server's watch over a robot; the server records
+                this message only if no operator gets the message
 Weights         a policy that a person chose; the node records it
 =============== =====================================================================================================
 
@@ -40,7 +43,10 @@ Observer = Callable[[Sequence[Output], float], Iterable[Message]]
 
 
 class Sink(Protocol):
-    """Takes the records: a bus, or in replay and tests an object that collects them."""
+    """Takes the records.
+
+    A node uses its bus as the sink. Replay, tests and a benchmark use an object that collects the records.
+    """
 
     def record_turn(self, now: float, inputs: Sequence[Input]) -> None:
         """Record the inputs of the turn at ``now`` (s)."""
@@ -91,7 +97,9 @@ class PolicyObserver:
 
 
 class RecordedBody:
-    """Wraps a driver's robot, and notes its MotorCommands and RobotReports for :meth:`observe`, an :data:`Observer`.
+    """Wraps a driver's robot, and notes MotorCommands and RobotReports. :meth:`observe` returns these messages.
+
+    :meth:`observe` is an :data:`Observer`.
 
     Args:
         body: a ``td3_robot.driver.body.Body``. The wrapper has all attributes of this body.
@@ -111,7 +119,10 @@ class RecordedBody:
 
     @property
     def stop(self) -> str:
-        """Why the robot asks for an emergency stop; empty if it does not. The core clears this text."""
+        """Why the robot asks for an emergency stop. The core clears this text.
+
+        The text is empty if the robot does not ask for an emergency stop.
+        """
         return str(self._body.stop)
 
     @stop.setter

@@ -19,7 +19,8 @@ class ChunkIndexFile:
     the list would grow by 7 MB per hour or more.
 
     Args:
-        path: the recording. The temporary file is in its folder, has no name, and needs 0.3 kB for each chunk.
+        path: the recording. The temporary file is in the recording's folder, has no name, and needs 0.3 kB for
+            each chunk.
 
     Raises:
         OSError: the temporary file cannot be written. Every method can raise it.

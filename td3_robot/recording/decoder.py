@@ -21,7 +21,7 @@ class Decoder:
         label: name of the recording, for error texts.
 
     Attributes:
-        sizes: by source, the number N of robots, and the sizes O of an observation and A of an action.
+        sizes: for each source: number of robots (N), size of an observation (O), and size of an action (A).
         unknown_fields: by topic, the number of messages with unknown fields. The decoder ignores these fields.
     """
 
@@ -49,7 +49,10 @@ class Decoder:
         return message
 
     def knows(self, entry: Entry) -> bool:
-        """Whether the sizes that this message needs are known. True for malformed bytes: decoding reports the error."""
+        """Whether the decoder has the sizes that it needs for this message.
+
+        For malformed bytes, the result is also True: the caller then decodes them, and decoding reports the error.
+        """
         if entry.topic != Action.NAME:
             return True
         source = codec.source_of(entry.payload)

@@ -13,8 +13,8 @@ REASON = "written_because"  # key in the metadata: why the recorder wrote its ri
 CONFIG = "config.yaml"  # name of the attachment with the resolved configuration
 METRICS = "metrics.jsonl"  # name of the attachment with the learning metrics of a finished run
 REPEATED = {Hello.NAME: 1, Start.NAME: 1, Weights.NAME: 2}
-"""Maps a topic to a number of messages. Each new file of a recording repeats this number of older messages of the
-topic, for each publisher and link, so that a reader needs no other file."""
+"""For each topic: how many of the newest earlier messages a new file of a recording repeats. The number holds for each
+publisher and link. With the repeated messages, a reader needs no other file."""
 ON_THE_WAY_NS = 500_000_000
 """Maximum delay of a message to the recorder, in ns. Nodes send messages in groups, so the first message of a group
 waits for the last."""
@@ -25,10 +25,12 @@ class Entry:
     """A recorded message with its publisher and times.
 
     Attributes:
-        publisher, incarnation: the node that sent a copy of the message to the recorder. Usually this node is the
-            sender of the message. An operator sends no copies, so for its messages this node is the receiver.
+        publisher, incarnation: the node that sent a copy of the message to the recorder. Usually this node is also
+            the sender of the message. An operator sends no copies, so the receiver of an operator's message sends the
+            copy.
         topic: name of the message.
-        link: the link on which the node sent the message; ``recorder`` if the node sent it only as a copy.
+        link: the link on which the node sent the message; ``recorder`` if the node sent the message only to
+            recorders and monitors.
         sequence: counts 0, 1, 2, … for each topic of a publisher; a jump shows missing messages.
         published: time on the publisher's clock, in ns since 1970.
         received: time on the recorder's clock, in ns since 1970; never decreases within a recording.

@@ -15,7 +15,7 @@ from td3_robot.specs import Float32
 
 @dataclass(frozen=True, eq=False)
 class Episode:
-    """T consecutive transitions of one robot with O observation and A action channels. T is at least 1.
+    """T consecutive transitions of one robot with O observation channels and A action channels. T is at least 1.
 
     Attributes:
         steps: the T + 1 Steps of these transitions.
@@ -35,7 +35,7 @@ class Episode:
 
     @property
     def number(self) -> int:
-        """The number of the episode, from 0 for each robot and incarnation of a source."""
+        """The number of the episode. For each robot and incarnation of a source, the first number is 0."""
         return int(self.steps[0].episode[self.robot])
 
     @property
@@ -45,7 +45,10 @@ class Episode:
 
     @property
     def end(self) -> Phase | None:
-        """How the episode ended: TERMINATED or TRUNCATED. None if its last Step is not in ``steps``."""
+        """How the episode ended: TERMINATED or TRUNCATED.
+
+        ``end`` is None if the episode's last Step is not in ``steps``.
+        """
         phase = Phase(self.steps[-1].phase[self.robot])
         return phase if phase >= Phase.TERMINATED else None
 
@@ -78,7 +81,10 @@ class Episode:
 
     @property
     def world(self) -> dict[str, float]:
-        """The randomized parameters of this episode, by name. Empty if there are none or the first Step is missing."""
+        """The randomized parameters of this episode, by name.
+
+        ``world`` is empty if nothing was randomized, or if the episode's first Step is not in ``steps``.
+        """
         return dict(self.steps[0].world.get(str(self.robot), {})) if self.begun else {}
 
 
@@ -86,7 +92,8 @@ class Episodes:
     """Splits the Steps of any number of sources into episodes, with the learner's rules for consecutive Steps."""
 
     def __init__(self) -> None:
-        self._alone = 0  # Steps of single robots that make no transition, so no Episode contains them
+        # Number of Steps that belong to no transition, summed over the robots. No Episode contains such a Step.
+        self._alone = 0
         self._assemblers: dict[str, Assembler] = {}
         self._open: dict[tuple[str, int], list[Step]] = {}
 
@@ -112,7 +119,10 @@ class Episodes:
         return [episode for source, robot in list(self._open) for episode in self._close(source, robot)]
 
     def lost(self) -> Counter[str]:
-        """Counts of ``missed`` Steps, ``gaps`` (places with missed Steps), ``late`` Steps and ``alone`` Steps."""
+        """Counts of ``missed`` Steps, ``gaps`` (places with missed Steps), ``late`` Steps and ``alone`` Steps.
+
+        An ``alone`` Step belongs to no transition. ``alone`` is the number of these Steps, summed over the robots.
+        """
         total = Counter(alone=self._alone)
         for assembler in self._assemblers.values():
             total += Counter({name: assembler.counters[name] for name in ("missed", "gaps", "late")})

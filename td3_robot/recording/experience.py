@@ -14,7 +14,9 @@ from td3_robot.specs import RobotSpec
 
 
 def recordings(files: Sequence[Path]) -> list[list[Path]]:
-    """Group files by recording. A group holds the parts that one recorder wrote, in any order.
+    """Group files by recording. A group holds the parts that one recorder wrote.
+
+    The files may be in any order, and so may the parts in a group.
 
     Each part repeats messages of the previous part. These messages show which parts belong together.
 

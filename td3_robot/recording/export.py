@@ -107,9 +107,9 @@ FORMATS: dict[str, type[Table]] = {"csv": CsvTable, "parquet": ParquetTable}
 
 
 def rows(entry: Entry, message: Message, names: Mapping[str, Names]) -> Iterator[Row]:
-    """The rows of a message, as in :func:`td3_robot.recording.values.rows`, with the columns of _HEAD.
+    """The rows of a message. Each row has the columns of _HEAD.
 
-    Messages without arrays have no column ``row``.
+    The other columns come from :func:`td3_robot.recording.values.rows`. Messages without arrays have no column ``row``.
     """
     head: Row = {
         "received_s": entry.received * 1e-9,
@@ -137,7 +137,7 @@ def _plain(value: Any) -> Any:
 
 
 def export(session: Session, folder: Path, form: str, topics: Sequence[str]) -> Counter[str]:
-    """Write the tables. Returns the number of rows of each topic. An error leaves no table.
+    """Write the tables. Returns the number of rows of each topic. If an error occurs, the written tables are removed.
 
     Raises:
         SessionError: the recording is damaged, or its robots have different channels.
@@ -177,7 +177,7 @@ def check_one_kind(session: Session, topics: Sequence[str]) -> dict[str, Names]:
                 if one != other:
                     raise SessionError(
                         f"{str(session.paths[0])!r} holds two kinds of robots with different columns: "
-                        f"where {first!r} has {_channel(one)}, {source!r} has {_channel(other)}; "
+                        f"at the same index, {first!r} has {_channel(one)} and {source!r} has {_channel(other)}; "
                         "choose other --topics"
                     )
     return names
@@ -213,7 +213,8 @@ def _has_channels(topic: str) -> bool:
 def main(arguments: Sequence[str]) -> int:
     options = _options(arguments)
     minari: Any = None
-    if options.format == "minari":  # imported by name: it needs an extra, and td3_robot must not import simulators
+    if options.format == "minari":
+        # This module needs an extra. Also, td3_robot never imports td3_robot_sims statically.
         minari = importlib.import_module("td3_robot_sims.minari_export")
     with Working(text := f"export {options.files[0]}") as working:
         session = Session(options.files)
@@ -287,10 +288,14 @@ def _options(arguments: Sequence[str]) -> argparse.Namespace:
 
 
 def _make_room(targets: Sequence[Path], options: argparse.Namespace) -> None:
-    """Make the folder of ``--out``. If a target exists, remove it with ``--force``; otherwise raise a UsageError."""
+    """Make the folder of ``--out``, and remove existing targets.
+
+    Raises:
+        UsageError: a target exists and ``--force`` is not given.
+    """
     existing = sorted(target for target in targets if target.exists())
     if existing and not options.force:
-        raise UsageError(f"{str(existing[0])!r} exists already; replace it with --force, or name another --out")
+        raise UsageError(f"{str(existing[0])!r} exists already; to replace it, add --force; or name another --out")
     for target in existing:
         if target.is_dir():  # a Minari dataset
             shutil.rmtree(target)

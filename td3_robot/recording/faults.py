@@ -15,7 +15,7 @@ _MOST = 200  # maximum number of different faults to keep, because a peer could 
 
 
 def failure(message: Message) -> str | None:
-    """The failure of a node or robot that a message reports, as text; None if it reports no failure."""
+    """Text about the failed node or robot, if a message reports a failure; None if it reports no failure."""
     if isinstance(message, Status) and message.state == "failed":
         return f"{message.node} failed: {message.detail}"
     if isinstance(message, LifecycleChange) and message.state == State.FAULT:
@@ -50,7 +50,11 @@ class Faults:
         self._others = 0
 
     def add(self, entry: Entry, message: Message) -> str | None:
-        """Count the fault in a message. Returns its text; None for no fault, a repeated message or too many faults."""
+        """Count the fault in a message. Returns the text of the fault.
+
+        Returns None if there is no fault, or if the message is a repetition. Also returns None if the fault is new, but
+        Faults already keeps _MOST faults.
+        """
         what = failure(message)
         if isinstance(message, Refused) and message.code != "hello":  # with this code, a server asks for a Hello
             what = f"{entry.publisher} refused a peer on link {entry.link}: {message.reason}"

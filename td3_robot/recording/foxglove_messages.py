@@ -81,7 +81,7 @@ class Converter(viewer_file.Converter):
 
     def __init__(self) -> None:
         self._sources: dict[str, _Source] = {}
-        self._logged: dict[str, tuple[str, str]] = {}  # by node or lifecycle: the newest state and detail
+        self._logged: dict[str, tuple[str, str]] = {}  # newest state and detail of each node, and of its lifecycle
 
     def learn(self, hello: Hello) -> None:
         spec, source = robot_of(hello), self._sources.get(hello.name)
@@ -154,7 +154,8 @@ class _Robot:
     Args:
         source: name of the simulator or driver.
         end: a slash and the index of the robot in its source; empty for the only robot of a source.
-        track: y in m at which the robot begins each episode, so that robots stand beside each other.
+        track: the robot's y coordinate at the start of each episode, in m. Robots with different tracks stand side by
+            side.
 
     Attributes:
         name: name of the robot; its topics and frames begin with this name.

@@ -35,8 +35,8 @@ With --check the exit code is 1 if the file is damaged, or a message does not fo
 class Contents:
     """The metadata and attachments of a file, and statistics of its messages.
 
-    Without a decoder, this class counts the messages and does not decode them. The timeline gets every entry, and every
-    message that is decoded.
+    Without a decoder, this class counts the messages and does not decode them. The timeline gets every entry. With a
+    decoder, the timeline also gets each decoded message.
     """
 
     def __init__(self, file: SessionFile, decode: Decoder | None = None, timeline: Timeline | None = None) -> None:
@@ -59,7 +59,7 @@ class Contents:
             elif item.name == METADATA:
                 self.metadata = item.metadata
                 if decode and (other := other_protocol(item.metadata)):
-                    self.problems.append(f"its messages were not checked: {other}")
+                    self.problems.append(f"the messages of the file were not checked: {other}")
                     decode = None
 
     @property
@@ -124,7 +124,7 @@ def _ends(versions: set[int]) -> list[int]:
 
 
 def examine(path: Path, timeline: Timeline | None = None) -> dict[str, Any]:
-    """The report on a file, as plain JSON values. It contains the report of the timeline.
+    """The report on a file, as plain JSON values. If ``timeline`` is given, the timeline's report is added.
 
     Raises:
         SessionError: the file cannot be read, or is not a recording.
@@ -139,7 +139,8 @@ def examine(path: Path, timeline: Timeline | None = None) -> dict[str, Any]:
         metadata.pop("task", None)
     damages = file.all_damages
     if unfinished := file.being_written():
-        damages = [damage for damage in damages if damage.offset < file.read]  # the recorder will write the rest
+        # An incomplete end is no damage, because a recorder is still writing this file.
+        damages = [damage for damage in damages if damage.offset < file.read]
     try:
         host = json.loads(metadata.pop("host", "null"))
     except ValueError:
@@ -169,7 +170,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--robot", metavar="SOURCE/N", help=words)
     options = parser.parse_args(arguments)
     if options.robot and not (options.timeline and options.json):
-        raise UsageError("--robot selects the channels of --timeline --json; give these options, too")
+        raise UsageError("--robot needs --timeline and --json")
     report = examine(options.file, Timeline(options.robot) if options.timeline else None)
     print(json.dumps(report, indent=2) if options.json else text(report))
     return EXIT_CHECK_FAILED if options.check and report["damages"] else EXIT_GOOD
@@ -194,9 +195,9 @@ def text(report: dict[str, Any]) -> str:
     lines += [
         "",
         "robot steps: " + ", ".join(f"{count} {phase}" for phase, count in robot.items()),
-        f"policy: {versions['count']} versions recorded{_range(versions['recorded'])}, "
+        f"policy versions: {versions['count']} recorded{_range(versions['recorded'])}, "
         + (f"{versions['left_out']} left out, " if versions["left_out"] else "")
-        + f"acting{_range(versions['acting'])}",
+        + f"used for Actions{_range(versions['acting'])}",
         f"steps without an action in time: {report['fallback_steps']}",
         *([f"steps under an operator: {report['operator_steps']}"] if report["operator_steps"] else []),
         f"attachments: {', '.join(item['name'] for item in report['attachments']) or 'none'}",

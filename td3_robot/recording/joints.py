@@ -17,16 +17,16 @@ _FIELDS = {
     **dict.fromkeys(("velocity", "vel", "speed"), "velocity"),
     **dict.fromkeys(("effort", "torque", "force"), "effort"),
 }
-"""Fields of a joint, by the last word of a channel's name."""
+"""Maps the last word of a channel's name to a field of a joint."""
 _UNITS = {
     **dict.fromkeys(("rad", "deg", "°", "m"), "position"),
     **dict.fromkeys(("rad/s", "deg/s", "°/s", "m/s"), "velocity"),
     **dict.fromkeys(("N·m", "N*m", "Nm", "N"), "effort"),
 }
-"""Fields of a joint, by the unit of a channel."""
+"""Maps the unit of a channel to a field of a joint."""
 
 Place = tuple[str, str]
-"""A joint and one of its fields. The name of the only joint of a robot may be empty."""
+"""A joint and one of its fields. If a robot has only one joint, the name of this joint may be empty."""
 
 
 class Joints:
@@ -35,8 +35,8 @@ class Joints:
     Attributes:
         measured: names of the joints in joint_states; empty if no channel is a joint's position or velocity.
         driven: names of the joints that actions drive.
-        unmapped: names of the channels that belong to no joint, and of those whose joint and field an earlier channel
-            already has.
+        unmapped: names of the channels that belong to no joint, and of the channels that repeat the joint and field of
+            an earlier channel.
     """
 
     def __init__(self, spec: RobotSpec) -> None:
@@ -44,7 +44,7 @@ class Joints:
         self._applied = _indices(places, spec.name)
         driven = {place[0] for place in places if place}
         if len(spec.actions) == 1:
-            driven.add("")  # observations without a joint's name, such as ``angle``, are of the only joint
+            driven.add("")  # observations without a joint's name, such as ``angle``, belong to the only joint
         observed = _indices([_measured_place(channel, driven) for channel in spec.observations], spec.name)
         position, velocity, self._effort_observed = observed["position"], observed["velocity"], bool(observed["effort"])
         effort = (observed if self._effort_observed else self._applied)["effort"]
@@ -79,7 +79,7 @@ def _values(
     """Yield the values of each field. A joint without a value gets NaN; a field without values is empty.
 
     ``fields`` and ``rows`` have three items each: for position, velocity and effort. An item of ``fields`` maps a joint
-    to the index of its value in the item of ``rows``.
+    to the index of the joint's value in the matching item of ``rows``.
     """
     for joints, row in zip(fields.values(), rows, strict=True):
         yield np.array([row[joints[name]] if name in joints else math.nan for name in names if joints], np.float64)
@@ -99,9 +99,9 @@ def _driven_place(channel: Channel) -> Place | None:
 def _measured_place(channel: Channel, driven: Collection[str]) -> Place | None:
     """Return the joint and field of an observation channel; None if it belongs to no joint.
 
-    A name with a dot before a word for position or velocity always belongs to a joint: ``hip.position`` and
-    ``hip.speed`` to ``hip``. Other names belong to a joint only if an action drives this joint, because a robot also
-    measures heights, forces on its feet and angles of its body.
+    If a name ends with a dot and a word for position or velocity, the name always belongs to a joint. For example,
+    ``hip.position`` and ``hip.speed`` belong to ``hip``. Other names belong to a joint only if an action drives this
+    joint, because a robot also measures heights, forces on its feet and angles of its body.
     """
     joint, _, word = channel.name.rpartition(".")
     if joint and _FIELDS.get(word) in ("position", "velocity"):

@@ -95,7 +95,9 @@ def _record(node: Node, options: argparse.Namespace, attachments: Sequence[Attac
     if config.ring_s:
         names = f"{path}, then {path.stem}_1{path.suffix}, …"
         log.info(
-            "keeping the last %g s; a failure, fault, lost node or SIGUSR1 writes them to %s", config.ring_s, names
+            "keeping the last %g s; after a failure, fault, lost node or SIGUSR1, the recorder writes them to %s",
+            config.ring_s,
+            names,
         )
         if config.ring_s <= PEER_TIMEOUT:
             log.warning(_SHORT_RING, PEER_TIMEOUT)
@@ -178,7 +180,7 @@ def _attachments(files: Sequence[Path]) -> list[Attachment]:
             raise UsageError(f"--attach {str(file)!r} is given twice")
         if file.name in (CONFIG, METRICS):
             raise UsageError(
-                f"--attach {str(file)!r}: {file.name!r} is a name of the recorder's own attachments; rename the file"
+                f"--attach {str(file)!r}: the recorder itself attaches a file {file.name!r}; rename your file"
             )
         if file.name in taken:
             why = f"the attachment {str(taken[file.name])!r} already has the name {file.name!r}"

@@ -25,7 +25,7 @@ from td3_robot.transport.keys import AllowList, open_keys
 from td3_robot.transport.link import PEER_TIMEOUT
 
 _WAIT = 10.0  # seconds within which a live node must answer
-_LOOK = 0.05  # longest wait on the links, in seconds, before a look at keyboard and signals
+_LOOK = 0.05  # longest wait for messages, in seconds; then the player looks at the keyboard and at signals
 _EXAMPLES = """examples:
   td3-robot play walk.mcap --run runs/live --remap sim-0=recorded-0
   td3-robot play walk.mcap --policy ipc:///tmp/policy.sock --rate 2 --loop
@@ -89,8 +89,17 @@ def main(arguments: Sequence[str]) -> int:
     for link in PLAYED_LINKS:
         add(f"--{link}", metavar="ENDPOINT", help=f"endpoint of the {link} link, instead of --run")
     add("--monitor", metavar="ENDPOINT", help="endpoint of a monitor that shows the messages")
-    add("--keys", metavar="DIR", help="folder of this machine's keys (default: those of --run)")
-    add("--topics", nargs="+", metavar="TOPIC", help="topics to play (default: step; all if only --monitor is given)")
+    add(
+        "--keys",
+        metavar="DIR",
+        help="folder of this machine's keys (default: the folder in the configuration of --run)",
+    )
+    add(
+        "--topics",
+        nargs="+",
+        metavar="TOPIC",
+        help="topics to play (default: step, or all topics if only --monitor is given)",
+    )
     add("--rate", type=real(above=True), default=1.0, metavar="X", help="factor of the speed (default: 1)")
     add("--loop", action="store_true", help="play repeatedly; each time, the robot connects anew")
     add("--remap", action="append", default=[], metavar="OLD=NEW", help="give a publisher (not a topic) a new name")
@@ -153,7 +162,7 @@ def _meet(player: Player, stopped: Sequence[int]) -> list[str]:
 
 
 def _run(player: Player, schedule: Iterator[tuple[float, Entry]], pause: Pause, stopped: Sequence[int]) -> str:
-    """Send all scheduled messages, or stop at a signal. Returns the name of a silent server; empty without one."""
+    """Send all scheduled messages, or stop at a signal. Returns the name of a silent server, or an empty text."""
     begin = pause.now()
     for offset, entry in schedule:
         while (wait := begin + offset - pause.now()) > 0 or pause.paused:

@@ -60,7 +60,8 @@ class Player:
         keys: keys of this machine, for endpoints beyond loopback.
 
     Raises:
-        EndpointError: an endpoint to serve is busy, or an endpoint is not allowed.
+        EndpointError: an endpoint is not allowed, or the player cannot serve an endpoint, for example because another
+            process serves this endpoint.
     """
 
     def __init__(
@@ -83,7 +84,8 @@ class Player:
         # recorded sequence numbers of this incarnation, and the highest sequence number sent.
         self._numbers: dict[tuple[str, str], tuple[int, int, int]] = {}
         self._keys = keys
-        # Times (s): the end of the newest call of ``turn``, and the begin of the first call after the last suspension.
+        # Times (s). _looked_at: end of the newest call of ``turn``. _looked_since: begin of the first call of ``turn``
+        # after the newest suspension of this process.
         self._looked_at = self._looked_since = float("-inf")
         self._server = Bus(keys=keys)
         links = {link for topic in topics for link in playable().get(topic, ()) if link[0] in endpoints}
@@ -123,17 +125,17 @@ class Player:
         bus.connect(endpoint, ClientLink(link, hello, accepted))
 
     def missing(self) -> list[str]:
-        """The links on which the player waits for the first answer of a live node."""
+        """The links on which the player has not found a live node yet."""
         missing = {link for link in self._served if not self._server.peers(link)}
         for bus in self._buses.values():
             missing |= {link for link in bus.clients if not bus.welcome(link)}
         return sorted(missing)
 
     def silent_since(self, then: float) -> str:
-        """A text about a server that has been silent since ``then`` (s, ``time.monotonic``); empty if there is none.
+        """A text about a server that has been silent since ``then`` (s, ``time.monotonic``).
 
-        The text is also empty if this process was suspended after ``then``. This method ignores monitors, because a
-        monitor is allowed to leave.
+        The text is empty if no server has been silent. It is also empty if this process was suspended after ``then``.
+        This method ignores monitors, because a monitor is allowed to leave.
         """
         if self._looked_since > then:
             return ""
@@ -144,7 +146,7 @@ class Player:
     def turn(self, timeout: float) -> None:
         """Receive for up to ``timeout`` seconds. Raises a HandshakeError if a live node refuses the player."""
         begin = time.monotonic()
-        if begin - self._looked_at > HEARTBEAT_PERIOD:  # the process was paused, so earlier silence means nothing
+        if begin - self._looked_at > HEARTBEAT_PERIOD:  # the process was suspended, so earlier silence means nothing
             self._looked_since = begin
         buses = [*self._buses.values(), self._server]
         for bus in buses:
@@ -202,7 +204,7 @@ class Player:
         self._counts[topic if sent else "lost"] += 1
 
     def counts(self) -> Counter[str]:
-        """Numbers of messages: sent, by topic; sent to a monitor (``monitor``); lost (``lost``)."""
+        """Numbers of messages. Keys: the topics of sent messages, ``monitor`` (sent to a monitor) and ``lost``."""
         return +self._counts
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""Computes where the links (rigid parts) of a robot are, from its observation, so that viewers can draw the robot.
+"""Computes the places of a robot's links (rigid parts) from its observation, so that viewers can draw the robot.
 
 The observation holds all joint angles and, for a walking robot, the height and attitude of its torso. ``links.json``
 holds the links of the walking robots in PyBullet. ``python -m tests.recording.links`` writes this file.
@@ -37,7 +37,7 @@ class Shape(msgspec.Struct, frozen=True):
 
 
 class Link(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A link that a joint turns. If the joint angle is 0, the link is parallel to its parent.
+    """A link that a joint turns. If the joint angle is 0, the link's frame is parallel to its parent's frame.
 
     Attributes:
         name: name of its joint; any name for the first link. The channel ``NAME.position`` observes the joint's angle.
@@ -45,8 +45,8 @@ class Link(msgspec.Struct, frozen=True, omit_defaults=True):
         origin: place of its joint in the frame of its parent, in m. This place is the origin of the link's frame.
         axis: direction of the joint's axis, a unit vector.
         low: joint angle in rad at which the observation is -1.
-        high: joint angle in rad at which the observation is 1. The defaults of ``low`` and ``high`` fit a channel in
-            rad.
+        high: joint angle in rad at which the observation is 1. With the defaults of ``low`` and ``high``, the
+            observation is the joint angle in rad.
     """
 
     name: str
@@ -110,8 +110,9 @@ class Poses:
 
     Height, attitude and joints follow from one observation. The place on the floor is the integral of the
     observed velocities since the beginning of the episode. The heading comes from the observed direction to the
-    target. The direction to a near target also changes when the robot only walks, so the heading is correct only if the
-    target is far away, as in PyBullet. A robot whose observation lacks one of the channels in _TORSO has a fixed base.
+    target. The direction to a near target also changes when the robot walks without turning, so the heading is correct
+    only if the target is far away, as in PyBullet. A robot whose observation lacks one of the channels in _TORSO has a
+    fixed base.
 
     Args:
         spec: a specification for which :func:`known` is true.
@@ -145,7 +146,12 @@ class Poses:
         return places
 
     def pose(self, observations: Float32, places: Float64) -> Pose:
-        """Return the pose at steps with these observations, float32[T, O], and places on the floor, float64[T, 2]."""
+        """Return the pose at T steps.
+
+        Args:
+            observations: the observation at each step, float32[T, O].
+            places: the place on the floor at each step, float64[T, 2].
+        """
         links, steps = self.robot.links, len(observations)
         positions, rotations = np.zeros((steps, len(links), 3)), np.zeros((steps, len(links), 3, 3))
         positions[:, 0, :2], positions[:, 0, 2], rotations[:, 0] = places, self.robot.height, np.eye(3)
@@ -162,7 +168,7 @@ class Poses:
         return Pose(positions, rotations)
 
     def step(self, observation: Float32, first: bool) -> Pose:
-        """Return the pose after one step, with T = 1, from an observation float32[O]."""
+        """Return the pose after one step. In the result, T is 1. The observation is float32[O]."""
         observations = observation[None]
         return self.pose(observations, self.walk(observations, np.array([first])))
 
@@ -194,7 +200,7 @@ def known(spec: RobotSpec) -> bool:
 
 
 def _turns(axis: Vector, angles: Float64 | Float32) -> Float64:
-    """Return the matrices that turn by angles in rad, shape (T,), about a unit vector (Rodrigues' formula)."""
+    """Return a rotation matrix about a unit vector for each of T angles in rad (Rodrigues' formula)."""
     x, y, z = axis
     cross = np.array([[0.0, -z, y], [z, 0.0, -x], [-y, x, 0.0]])
     wide = angles.astype(np.float64)[:, None, None]

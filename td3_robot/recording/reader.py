@@ -1,4 +1,7 @@
-"""Reads whole recordings of one or several files. The reader refuses a file that is damaged outside its index."""
+"""Reads whole recordings of one or several files.
+
+The reader refuses a damaged file, except if only its index is damaged.
+"""
 
 from __future__ import annotations
 
@@ -42,13 +45,13 @@ class Session:
         starts: the entry of each node's Start, by name and incarnation.
         turns: ``sequence`` of each node's first recorded Turn, by name and incarnation.
         left_out: whether the recording leaves out policies.
-        policies: policies that the recording leaves out and a replay has computed again, by SHA-256.
-            :meth:`messages` inserts them.
+        policies: bytes of policies, by SHA-256. A replay fills this map with the policies that it computed because the
+            recording leaves them out. :meth:`messages` puts them into the Weights messages.
         begin, end: times at which the first and the last message were received, in ns since 1970; 0 without messages.
 
     Raises:
-        SessionError: a file cannot be read, is damaged outside its index, is not a recording, or has another protocol
-            version. Methods that read messages raise it, too.
+        SessionError: a file cannot be read, is not a recording, or has another protocol version; or a file is damaged,
+            except if only its index is damaged. Methods that read messages raise SessionError, too.
     """
 
     def __init__(self, paths: Sequence[Path]) -> None:
@@ -102,7 +105,7 @@ class Session:
             raise SessionError(f"{CONFIG} in {self.decode.label} is not YAML: {' '.join(str(error).split())}") from None
 
     def require(self, topics: Iterable[str]) -> None:
-        """Raise a SessionError if the recording lacks messages of at least one of these topics."""
+        """Raise a SessionError if at least one of these topics has no message in the recording."""
         recorded = {topic for _, _, topic in self.counts}
         if absent := sorted(set(topics) - recorded):
             known = printable(", ".join(sorted(recorded))) or "nothing"

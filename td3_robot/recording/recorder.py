@@ -69,7 +69,7 @@ class Recorder:
         return []
 
     def trigger(self, reason: str | None) -> None:
-        """Write the ring soon, if there is a reason.
+        """Write the ring soon. If ``reason`` is None, do nothing.
 
         The recorder first waits for the messages that nodes have already sent. It writes at most one file in ``ring_s``
         seconds.
@@ -135,7 +135,7 @@ class Recorder:
             self._remember(entry)
 
     def _begin(self, now: float, since: int = 0, why: str = "") -> SessionWriter:
-        """Begin a file for messages received from the time ``since`` on (ns since 1970).
+        """Begin a file for the messages that the recorder received at ``since`` (ns since 1970) or later.
 
         The file repeats older messages. They get ``since`` as received time, so that the file begins at ``since``.
         """

@@ -23,8 +23,9 @@ _EXAMPLES = """examples:
   td3-robot recover session.mcap --out mended.mcap
 
 Exit codes:
-  0  no message was lost: the file is whole (there is no copy), or only its index was damaged (the copy has a new one)
-  3  data may be lost, and the report lists it
+  0  no message was lost. If FILE is whole, no new file is written. If only its index was damaged, the new file has
+     a new index
+  3  data may be lost, and the report lists the possible losses
 """
 
 
@@ -49,7 +50,7 @@ def recover(source: Path, target: Path) -> dict[str, Any]:
     assumed = bool(damages) and "protocol" not in metadata
     if damages:
         if not contents.messages and not attachments:
-            raise SessionError(f"{str(source)!r}: no message and no attachment in it is intact")
+            raise SessionError(f"{str(source)!r} has no intact message and no intact attachment")
         if assumed:
             metadata = {**metadata, "protocol": _protocol(source)}
         write(target, Facts(metadata, attachments), file.entries())
@@ -71,7 +72,7 @@ def recover(source: Path, target: Path) -> dict[str, Any]:
 def _protocol(source: Path) -> str:
     """Return the protocol version of this td3-robot if all messages fit it. Otherwise raise a SessionError."""
     if problems := Contents(SessionFile(source), Decoder(repr(str(source)))).problems:
-        words = f"its protocol version was lost, and not all messages fit version {PROTOCOL_VERSION}"
+        words = f"the protocol version of the recording was lost, and not all messages fit version {PROTOCOL_VERSION}"
         raise SessionError(f"{problems[0]}; {words}")
     return str(PROTOCOL_VERSION)
 
@@ -103,13 +104,17 @@ def text(report: dict[str, Any], source: Path, target: Path) -> str:
     lines += [f"damaged at byte {damage['byte']}: {damage['why']}" for damage in report["damages"]]
     if report["protocol_assumed"]:
         protocol = report["metadata"]["protocol"]
-        lines.append(f"its protocol version was lost; version {protocol} is assumed, because all messages fit it")
+        lines.append(
+            f"the protocol version of the recording was lost; version {protocol} is assumed, because all messages fit "
+            f"version {protocol}"
+        )
     if not report["lost"]:
         lines.append("nothing is lost: only the index was damaged, and the new file has a new index")
         return printable("\n".join(lines))
     if report["bytes_not_read"]:
         lines.append(
-            f"lost: the last {report['bytes_not_read']} bytes of the file, and all data that were not yet in the file"
+            f"lost: the last {report['bytes_not_read']} bytes of the file, and all data that the recorder had not yet "
+            "written when it stopped"
         )
     lines += [f"lost: {count} messages of {name}" for name, count in report["missing"].items()]
     if not report["index_known"]:

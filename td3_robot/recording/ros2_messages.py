@@ -33,7 +33,7 @@ class Draft(NamedTuple):
     Attributes:
         type: name of the type, for example ``std_msgs/msg/Float64``.
         message: the message, in the classes of rosbags.
-        latched: whether a new subscriber gets the newest earlier message at once. Rare messages need this.
+        latched: whether a new subscriber at once gets the newest message of the topic. Rare messages need this.
     """
 
     topic: str
@@ -153,17 +153,20 @@ class _Source:
                 yield Draft(f"{base}/joint_commands", _JOINT_STATE, command)
 
     def remark(self) -> str:
-        """Return a remark if the channels have no names, or some are in no joint message; otherwise an empty text."""
+        """Return a remark if the channels have no names, or if some channels are in no joint message.
+
+        Otherwise, return an empty text.
+        """
         unmapped = self._joints.unmapped
         if not self._known:
-            return "no specification names its channels, so they are channel_0, channel_1, …"
+            return "no matching specification is known, so the channels have the names channel_0, channel_1, …"
         if not unmapped:
             return ""
         what = f"{len(unmapped)} of {self.size[1] + self.size[2]} channels are in no joint message"
         if not self._joints.measured:
             what = (
                 f"no {self._robots[0]}/joint_states, because no observation has a name like JOINT.position; "
-                "in no joint message"
+                "channels in no joint message"
             )
         shown = ", ".join(unmapped[:_SHOWN]) + (", …" if len(unmapped) > _SHOWN else "")
         return f"{what}: {shown}; the topics observation and action hold every channel"
@@ -185,7 +188,7 @@ def ros_name(text: str) -> str:
 
 
 def _free(name: str, taken: Collection[str]) -> str:
-    """Return the name, with a number at its end if it is taken."""
+    """Return the name. If the name is taken, add a number at the end."""
     result, number = name, 2
     while result in taken:
         result, number = f"{name}_{number}", number + 1

@@ -1,4 +1,4 @@
-"""Makes a JSON Schema for each message from its declaration, for MCAP viewers.
+"""Makes a JSON Schema from the declaration of each message. MCAP viewers read the schemas.
 
 In a message, arrays and byte strings have the msgpack type ``bin``. JSON has no such type, so the schema describes them
 as binary strings. For an array, the schema also gives dtype and shape.
@@ -25,7 +25,7 @@ def schema(message: type[Message]) -> bytes:
             field["unit"] = wire.unit
         if wire.kind == "array":
             field |= {"contentEncoding": "binary", "dtype": wire.dtype, "shape": list(wire.shape)}
-        elif wire.kind == "bytes":  # replaces the base64 of msgspec
+        elif wire.kind == "bytes":  # msgspec wrote the contentEncoding "base64"
             field |= {"contentEncoding": "binary", "maxLength": wire.limit}
     described["title"] = message.NAME
     described["description"] = " ".join((message.__doc__ or "").split())

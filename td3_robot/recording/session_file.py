@@ -65,8 +65,9 @@ class SessionFile:
         self.counts: Counter[tuple[str, int, str]] | None = None
         self.size = self.read = 0
         self._channels: dict[int, tuple[str, int, str, str]] = {}
-        self._references: set[int] = set()  # channels of references to policies
-        # By SHA-256 of a policy: offset of the chunk with its Weights, and begin and end of the Weights in the chunk.
+        self._references: set[int] = set()  # ids of the channels whose messages are references, see policies.py
+        # Maps the SHA-256 of a policy to three numbers: the offset of the chunk that contains the policy's Weights, and
+        # the begin and end of these Weights in the unpacked chunk.
         self._policies: dict[str, tuple[int, int, int]] = {}
         self._allowance = 0  # unpacked bytes that the remaining references in the current chunk are allowed to read
 
@@ -117,7 +118,7 @@ class SessionFile:
             body = file.read(length)
             if opcode == Opcode.DATA_END and length == 4:  # with another length, the record is damaged
                 if int.from_bytes(body, "little") not in (0, checksum) and not self.damages:
-                    self._damaged(offset, "the checksum of all data before this does not match")
+                    self._damaged(offset, "the checksum of all data before this byte does not match")
                 self.index = _index_damage(file.tell(), file.read())
                 self.read = self.size
                 return
@@ -212,8 +213,9 @@ class SessionFile:
             )
 
     def _resolved(self, entry: Entry, data: bytes, offset: int) -> Entry:
-        """The Weights entry for a reference. The reference's chunk begins at ``offset`` and has the records ``data``.
+        """The Weights entry for a reference.
 
+        The chunk with the reference begins at ``offset``. ``data`` holds the unpacked records of this chunk.
         The entry has no policy if the file does not hold the policy.
         """
         head = head_of(entry)

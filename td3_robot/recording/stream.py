@@ -29,8 +29,8 @@ class Stream:
         missing = max(0, entry.sequence - self._sequence - 1) if self.count else 0
         self.gaps += missing > 0
         self.missing += missing
-        # The publisher's clock is exact, unless somebody changes it. After a change, the two clocks differ, and the
-        # recorder's clock counts.
+        # The publisher's clock gives the exact time between two messages. But if somebody changes this clock, the
+        # recorder's clock gives a very different time. Then use the time of the recorder's clock.
         passed, about = entry.published - self._published, entry.received - self.last
         passed = passed if abs(passed - about) <= ON_THE_WAY_NS else about
         self._span += passed

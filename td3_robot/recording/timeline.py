@@ -15,7 +15,8 @@ from td3_robot.specs import Channel, RobotSpec
 
 _EVENTS = 500  # maximum number of events of one kind
 _SOURCES = 200  # maximum number of sources whose robots can be selected
-_POINTS = 2000  # minimum number of points of a channel with left-out Steps; the maximum is always twice as many
+# A channel has at most 2 * _POINTS points. If Steps are left out, a channel still has at least _POINTS points.
+_POINTS = 2000
 
 
 class Timeline:
@@ -74,7 +75,8 @@ class Timeline:
 
     def _note(self, entry: Entry, kind: str, text: str) -> None:
         event = entry.received, kind, text
-        if self._events and self._events[-1] == event:  # a server records a Command to all robots once for each robot
+        # If a Command goes to all robots, the server records it several times: once for each robot.
+        if self._events and self._events[-1] == event:
             return
         self._counts[kind] += 1
         if self._counts[kind] <= _EVENTS:
@@ -107,7 +109,7 @@ class Timeline:
         """The time of a Step, in ns on the recorder's clock.
 
         A source sends its Steps to the recorder in groups, so only the source's clock shows the time between Steps.
-        After a change of the source's clock, the time at which the recorder received a Step gives the new offset.
+        If the source's clock has changed, this method computes the offset between the two clocks again, from this Step.
         """
         if self._offset is None or abs(entry.published + self._offset - entry.received) > ON_THE_WAY_NS:
             self._offset = entry.received - entry.published
@@ -158,7 +160,7 @@ def _about(channels: Sequence[Channel], index: int, kind: str) -> dict[str, str]
 
 
 def _some(names: list[str]) -> str:
-    return ", ".join(names[:10]) + (", …" if len(names) > 10 else "") if names else "none, because it has no Steps"
+    return ", ".join(names[:10]) + (", …" if len(names) > 10 else "") if names else "none: the recording has no Steps"
 
 
 def event_line(event: dict[str, Any]) -> str:

@@ -35,9 +35,9 @@ def names_of(message: Message) -> Names | None:
 def by_topic(entry: Entry, message: Message, names: Names) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield a topic for viewers, and a map of field values, for each robot in a message.
 
-    The topic is ``PUBLISHER/TOPIC``, or ``PUBLISHER/TOPIC/SOURCE`` if another node publishes a message about a source.
-    If there are several robots, the topic ends with ``/`` and the robot's index. A message that is not about robots
-    yields one map; its arrays are lists.
+    The topic is ``PUBLISHER/TOPIC``. If the message is about a source that is not the publisher, the topic is
+    ``PUBLISHER/TOPIC/SOURCE``. If there are several robots, the topic ends with ``/`` and the robot's index. A message
+    that is not about robots yields one map. In this map, each array is a list.
     """
     source = getattr(message, "source", entry.publisher)
     topic = "/".join((entry.publisher, entry.topic, *((source,) if source != entry.publisher else ())))
@@ -51,8 +51,8 @@ def by_topic(entry: Entry, message: Message, names: Names) -> Iterator[tuple[str
 def rows(message: Message, names: Names) -> Iterator[dict[str, Any]]:
     """Yield a map of field values for each robot or episode in a message, or for each channel of a MotorCommand.
 
-    A message without arrays yields one map. A 1-D array gives one number. A 2-D array gives a map from channel names
-    (or indices) to numbers. Other fields have the same value in every map.
+    A message without arrays yields one map. In each map, a 1-D array gives one number. A 2-D array gives an inner map
+    from channel names (or indices) to numbers. Other fields have the same value in every map.
     """
     wires = wire_fields(type(message))
     arrays = {name: wire.shape for name, wire in wires.items() if wire.kind == "array"}

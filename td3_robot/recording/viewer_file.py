@@ -1,4 +1,4 @@
-"""Exports a recording as a second MCAP file, with messages that viewers understand: those of ROS 2 or of Foxglove."""
+"""Exports a recording as a second MCAP file for viewers, with ROS 2 messages or Foxglove messages."""
 
 from __future__ import annotations
 
@@ -115,8 +115,8 @@ def export(session: Session, path: Path, converter: Converter) -> tuple[Counter[
 def summary(counts: Counter[str]) -> list[str]:
     """Return the report: a line for each topic.
 
-    If each channel has its own topic, one line covers all observation channels of a robot, and one line all its action
-    channels.
+    If each channel has its own topic, one line covers all observation channels of a robot. Another line covers all
+    action channels of the robot.
     """
     lines: dict[str, list[int]] = {}
     for topic, count in counts.items():

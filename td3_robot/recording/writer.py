@@ -34,8 +34,8 @@ class _File(io.FileIO):
 class SessionWriter:
     """One MCAP file. A reader can read complete chunks at any time. :meth:`close` adds the index.
 
-    Each topic of a publisher, incarnation and link is a channel. Its name, such as ``sim-0/step``, shows the publisher
-    in viewers.
+    Each combination of publisher, incarnation, topic and link has its own channel. The channel's name, such as
+    ``sim-0/step``, shows the publisher in viewers.
 
     Args:
         path: the file to write; it must not exist.
@@ -43,7 +43,8 @@ class SessionWriter:
         now: time in seconds, on the same clock as in :meth:`turn`.
 
     Raises:
-        OSError: the file exists, or cannot be written. Every method that writes raises it, too.
+        OSError: the file exists, or cannot be written. Every method that writes also raises OSError if the file cannot
+            be written.
     """
 
     def __init__(self, path: Path, facts: Facts, now: float) -> None:
@@ -76,7 +77,7 @@ class SessionWriter:
         self._writer.add_attachment(time_ns, time_ns, attachment.name, attachment.media_type, attachment.data)
 
     def turn(self, now: float) -> None:
-        """Close the open chunk every CHUNK_S. Call this method at least as often, even without messages."""
+        """Close the open chunk if CHUNK_S is over. Call this method at least every CHUNK_S, even without messages."""
         if now >= self._due:
             self._due = now + CHUNK_S
             self._writer.flush()

@@ -37,10 +37,10 @@ The table has names of modules instead of modules, because td3_robot must not im
 _EXAMPLES = """examples:
   td3-robot replay tests/replay/sessions/*.mcap
   td3-robot replay session.mcap --core policy --json
-  td3-robot replay session.mcap --update         show the differences, and store the new outputs as expected
+  td3-robot replay session.mcap --update         show the differences, and store the new outputs as the expected outputs
 
 Exit codes:
-  0  all compared outputs are as expected (with --update: the file now expects the new outputs)
+  0  all compared outputs are as expected, or --update has stored the new outputs as the expected outputs
   1  an output differs, or nothing could be checked
   2  a file cannot be read, replayed or rewritten (the other files are still replayed), or an argument is wrong
 """
@@ -161,7 +161,7 @@ def passed(reports: Sequence[Outcome]) -> bool:
 
 
 def not_compared(session: Session, reports: Sequence[Outcome]) -> dict[str, int]:
-    """By topic, the number of messages that replay did not compare, without Start and Turn, because they are inputs."""
+    """The number of messages that replay did not compare, by topic. Start and Turn do not count: they are inputs."""
     left: Counter[str] = Counter()
     for (_, _, topic), count in session.counts.items():
         left[topic] += count if topic not in (Start.NAME, Turn.NAME) else 0
@@ -190,7 +190,10 @@ def text(session: Session, reports: Sequence[Outcome]) -> str:
 
 
 def _same(reports: Sequence[Outcome]) -> dict[str, list[str]]:
-    """Map ``how`` (such as "bit for bit") to one text per core: its turns, and its topics without differences."""
+    """Return one text per core: its turns, and its topics without differences.
+
+    The texts are grouped by the way of comparing, such as "bit for bit".
+    """
     lines: dict[str, list[str]] = {}
     for report in reports:
         found: dict[str, list[Comparison]] = {}

@@ -71,12 +71,16 @@ class Comparison:
 
     Attributes:
         compared: number of pairs of messages.
-        first: the first differences that the comparison found. It checks the order of the messages first.
-        counts: number of messages that differ, by field name, or by ``missing``, ``not expected`` or ``order``.
-        places: the Step at which the node sent each message, by the key of the message.
-        errors: for each field that differs, the largest error in each compared message. The error is 0 if the messages
-            of a pair do not differ. It is infinite if the field is not an array, if the shapes differ, or if a value
-            that differs is not finite.
+        first: the first differences that were found. In each stream, differences in the order of messages come before
+            all other differences.
+        counts: maps the name of a field to the number of messages in which the field differs. The keys ``missing``,
+            ``not expected`` and ``order`` hold the number of messages that are missing, not expected or out of order.
+        places: maps the key of each message to the Step at which the node sent the message. ``places`` is empty for
+            Steps.
+        errors: maps the name of a field to a list with one number per pair of messages: the largest error of the field
+            in this pair. Fields that never differ are left out. The number is 0 if the field does not differ in this
+            pair. If the field differs, the number is infinite in three cases: the field is not an array, the shapes
+            differ, or a value that differs is not finite.
     """
 
     topic: str
@@ -122,7 +126,8 @@ def compare(
 
     Args:
         exact: True requires equal bits. False allows numbers of arrays to differ by the tolerance of their field.
-        where: the Step at which the node sent a message, by Python's ``id`` of the message. Only the report uses it.
+        where: maps Python's ``id`` of a message to the Step at which the node sent the message. Only the texts of the
+            differences use ``where``.
     """
     ours, theirs = _keyed(topic, got), _keyed(topic, expected)
     result = Comparison(topic)

@@ -61,7 +61,7 @@ class ReplayedBody(Body):
         return 0 if first else 1
 
     def _report(self) -> None:
-        """Count a call to the robot, and use the recorded reports that the robot made up to this call."""
+        """Count a call to the robot. Then use the newest report that was recorded up to this call."""
         self._calls += 1
         while self._next_report < len(self._reports):
             report = self._reports[self._next_report][1]
@@ -74,7 +74,7 @@ class ReplayedBody(Body):
 
 
 def replay(session: Session) -> Outcome:
-    """Replay every driver that is recorded from its first turn."""
+    """Replay every driver whose first turn is recorded."""
     found, notes = lives.replay(session, "driver", TOPICS, _make)
     return lives.outcome(found.values(), TOPICS, notes)
 

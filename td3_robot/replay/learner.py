@@ -1,9 +1,10 @@
 """Replays the learner's core. The core must produce the recorded weights, Throttles, losses and transitions.
 
-If the learner did not resume, its Start and Turn messages determine these outputs, also without lock-step: a Turn shows
-which Steps came before an update. Some computations, for example on a GPU, cannot be repeated on this machine. Then
-replay uses a learner that only stores transitions, and compares transitions and counters. If the recording lacks the
-learner's first turn, or has several learners, replay rebuilds turns from Steps.
+If the learner did not resume, its Start and Turn messages determine these outputs. This also holds without lock-step,
+because a Turn shows which Steps came before an update. Some computations, for example on a GPU, cannot be repeated on
+this machine. Then replay uses a learner that only stores transitions. In this case, replay compares only transitions
+and counters. If the recording lacks the learner's first turn, or has several learners, replay rebuilds turns from
+Steps.
 """
 
 from __future__ import annotations
@@ -110,7 +111,7 @@ class _Recording:
 
     Attributes:
         hellos: the first Hello of each source, by name.
-        statuses: for each learner, its last Status with a number of Steps above 0.
+        statuses: for each learner, its last Status whose counter ``steps`` is above 0.
     """
 
     def __init__(self, session: Session) -> None:
@@ -143,7 +144,7 @@ class _Recording:
         return sum(len(step.phase) for _, step in self.steps)
 
     def unknown(self) -> str:
-        """A text that names the sources without a recorded Hello; empty if there are none."""
+        """A text that names the sources without a recorded Hello; empty if each source has a recorded Hello."""
         missing = ", ".join(sorted(self._sources - self.hellos.keys()))
         return f"the recording has no Hello of {missing}, so the robot is unknown" if missing else ""
 
@@ -159,13 +160,16 @@ class _Recording:
         for entry, step in self.steps:
             source = step.source, step.incarnation
             if entry.sequence != expected.get(source, 0):
-                return f"Steps of {step.source} are missing before {step.sequence}"
+                return f"Steps of {step.source} are missing before Step {step.sequence}"
             expected[source] = entry.sequence + 1
         return None
 
     @functools.cached_property
     def rebuilt(self) -> _Learner:
-        """A learner that has taken each recorded Step in its own turn, in recorded order. Needs each source's Hello."""
+        """A learner that took the Steps in recorded order, one Step in each turn.
+
+        The recording must have a Hello of each source.
+        """
         life = Life("learner", 0, Start("learner", self.config.to_yaml(), {}))
         learner = _Learner(life, self.rows, "its turns are rebuilt")
         peers = {name: Peer("learner", name.encode(), hello, {}) for name, hello in self.hellos.items()}
@@ -190,7 +194,7 @@ class _Learner:
 
     Attributes:
         core: the core that learns; None if there is a problem.
-        counted: the counters of the storing core, by the number of Steps that it had received.
+        counted: maps a number of Steps to the counters that the storing core had after this number of Steps.
     """
 
     def __init__(self, life: Life, rows: int, problem: str) -> None:
@@ -232,7 +236,10 @@ class _Learner:
         return [Transition(*np.split(row, edges)) for row in rows]
 
     def find_other_compilation(self) -> None:
-        """Set ``problem`` if recorded and replayed updates were compiled in different ways: then their bits differ."""
+        """Set ``problem`` if the recorded updates and the replayed updates were compiled in different ways.
+
+        Then the results of the updates differ in some bits.
+        """
         recorded = (message for _, message, _ in self.life.recorded[Weights.NAME])
         weights = [message for message in recorded if isinstance(message, Weights) and message.payload]
         if self.core is None or self.core.spec is None or not weights:
@@ -283,7 +290,10 @@ def _not_learned(session: Session, life: Life) -> str:
 
 
 def _as_recorded(part: Replayed) -> Replayed:
-    """The part, without the payloads of policies that the recording leaves out. Replay compares only their SHA-256."""
+    """Remove the payload of each replayed policy whose payload the recording leaves out. Return the new part.
+
+    Then replay compares only the SHA-256 of the policy.
+    """
     left_out = {message.version for _, message in part.expected if isinstance(message, Weights) and not message.payload}
     got, where = [], dict(part.where)
     for message in part.got:
@@ -326,7 +336,9 @@ def _compare_losses(session: Session, learner: _Learner, outcome: Outcome) -> No
     assert learner.core
     attached = session.attachments.get(METRICS)
     if attached is None:
-        outcome.notes.append(f"loss statistics: the recording has no {METRICS}, which a run adds at its end")
+        outcome.notes.append(
+            f"loss statistics: the recording has no {METRICS}; the recorder adds this file when the run ends"
+        )
         return
     try:
         old = _losses([json.loads(line) for line in attached.data.decode().splitlines()])

@@ -45,7 +45,9 @@ class Memory:
         self._size = 0
 
     def keep(self, message: Message, size: int) -> None:
-        """Keep a message if Turns refer to it by a name. Ignore Weights without their policy.
+        """Keep a message if Turns refer to it by a name.
+
+        Ignore Weights with an empty payload: the recording leaves out their policy.
 
         ``size`` is the size of the message's payload in bytes.
         """
@@ -68,10 +70,12 @@ class Life:
     Attributes:
         name, incarnation: name and incarnation of the node.
         start: the recorded Start.
-        packages: replay requires equal bits only if the recording comes from the same versions of these packages.
+        packages: replay requires equal bits only if the recording machine and this machine have the same versions of
+            these packages.
         recorded: recorded messages by topic, each with the number of turns that had begun before it.
         replayed: replayed messages by topic, each with the number of its turn.
-        where: maps Python's ``id`` of a message to the newest Step when the core received or sent the message, as text.
+        where: maps Python's ``id`` of a message to a text that names a Step: the newest Step that the core had received
+            or sent when it sent the message.
         turns: number of replayed turns.
         stopped: the reason why replay stopped before the end of the last turn; empty after a replay of all turns.
         left: whether the recording has a Bye of the node.
@@ -109,7 +113,7 @@ class Life:
         """A value of the Start's settings. Raises a SessionError if it is missing, or not of type ``kind``."""
         value = self.start.settings.get(name)
         if type(value) is not kind:
-            raise SessionError(f"start of {self}: {name} is {value!r}; needed is {kind.__name__}")
+            raise SessionError(f"start of {self}: the setting {name!r} is {value!r}; needed is {kind.__name__}")
         return value
 
     def add(self, entry: Entry, message: Message) -> None:
@@ -138,7 +142,7 @@ class Life:
                 yield message
 
     def replay(self, memory: Memory, make: Make, *, end: bool = False) -> None:
-        """Replay the complete recorded turns, up to a turn with an input that is not in memory.
+        """Replay the complete recorded turns. Stop before a turn with an input that is not in memory.
 
         A turn is complete when the next turn begins, or at the ``end`` of the recording.
         """
@@ -190,7 +194,7 @@ class Life:
             raise _failed(f"start of {self}", error) from error
 
     def _missing(self, memory: Memory) -> str:
-        """The first input of the next turn that is not in memory, as text; empty if all inputs are in memory."""
+        """The next turn's first input that is not in memory, as text; empty if all inputs are in memory."""
         for _, topic, fields in self._waiting[0].inputs:
             name = turns.named_in(topic, fields)
             if name and "wire" not in fields and memory.get(name) is None:
@@ -232,13 +236,13 @@ class Life:
     def notes(self) -> list[str]:
         """A text about the turns that replay does not compare; no text if replay compares all turns."""
         after = self._begun - self.turns
-        left = f"{after} turns" if after else "later messages"
-        return [f"{self} after turn {self.turns}, {left}: {self.stopped}"] if self.stopped else []
+        left = f"{after} turns" if after else "messages"
+        return [f"{left} of {self} after turn {self.turns}: {self.stopped}"] if self.stopped else []
 
     def _comparable(self, topic: str) -> list[tuple[Entry, Message]]:
         """The recorded messages of the replayed turns."""
-        # The outputs of a lost turn look like outputs of the turn before it. Replay produced ``known`` messages up to
-        # the turn before, so all later recorded messages come from the lost turn.
+        # The outputs of a lost turn look like outputs of the turn before it. ``known`` is the number of messages that
+        # replay produced before the lost turn. All later recorded messages come from the lost turn.
         known = len(self.replayed[topic])
         return [
             (entry, message)
@@ -252,7 +256,7 @@ Make = Callable[[Life, Memory], RecordedCore | None]
 
 
 def _failed(what: str, error: Exception) -> SessionError:
-    """The error for a core that fails on its inputs: the core has a bug, or the inputs come from no real node."""
+    """The error for a core that fails on its inputs: the core has a bug, or the recording is not from a real node."""
     at = traceback.extract_tb(error.__traceback__)[-1]
     text = " ".join(str(error).split())[:500]
     return SessionError(f"{what}: {type(error).__name__} in {Path(at.filename).name}, line {at.lineno}: {text}")
@@ -265,10 +269,10 @@ def _place(turn: Turn) -> str:
 
 
 def replay(session: Session, role: str, topics: Collection[str], make: Make) -> tuple[dict[Key, Life], list[str]]:
-    """Replay the lives of a role that are recorded from their first turn. Replay them side by side.
+    """Replay each life of this role if its first turn is recorded. Replay these lives side by side.
 
     Returns:
-        These lives, and notes about the other lives.
+        The replayed lives, and notes about the other lives of this role.
 
     Raises:
         SessionError: the recording is damaged, or a core fails on its inputs.
@@ -282,7 +286,7 @@ def replay(session: Session, role: str, topics: Collection[str], make: Make) -> 
             if first == 0:
                 lives[key] = life
             else:
-                why = "none of its turns is recorded" if first is None else f"its turns before {first} are missing"
+                why = "none of its turns is recorded" if first is None else f"its turns before turn {first} are missing"
                 notes.append(f"states of {life}: {why}")
     memory = Memory()
     for entry, message in session.messages({Turn.NAME, Bye.NAME, *turns.NAMED, *topics}) if lives else ():
@@ -300,7 +304,7 @@ def replay(session: Session, role: str, topics: Collection[str], make: Make) -> 
 
 
 def outcome(lives: Collection[Life], topics: Sequence[str], notes: Iterable[str] = ()) -> Outcome:
-    """The outcome of these lives. Its notes end with ``notes``."""
+    """The outcome of these lives. It has the notes of the lives, and after them the texts in ``notes``."""
     parts = [life.compared(topic) for topic in topics for life in lives]
     own_notes = [note for life in lives for note in life.notes()]
     return Outcome(parts, sum(life.turns for life in lives), [*own_notes, *notes])

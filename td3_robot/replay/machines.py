@@ -1,6 +1,7 @@
 """Compares this machine with the machine that made the recording.
 
-Replayed numbers must have the same bits only if both machines and their package versions are alike.
+If both machines and their package versions are alike, replayed numbers must equal the recorded numbers bit for bit.
+Otherwise replay allows a tolerance, unless the user requires equal bits.
 """
 
 from __future__ import annotations

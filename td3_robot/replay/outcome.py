@@ -15,13 +15,13 @@ class Replayed:
     """The recorded and the replayed messages of one topic and stream.
 
     Attributes:
-        packages: replay compares bit for bit only if both machines have the same versions of these packages. The
-            option ``--exact`` overrides this.
+        packages: replay compares bit for bit only if the recording machine and this machine have the same versions of
+            these packages. With ``--exact``, replay always compares bit for bit.
         expected: the recorded messages with their entries. The entry is None if the message is from an attachment.
         got: the replayed messages.
-        reference: the attachment that ``--update`` writes; only for results that no node sends.
+        reference: the attachment that ``--update`` writes. Only for results that are not sent as messages; else None.
         stream: ``PUBLISHER/INCARNATION``, or ``all``.
-        where: maps Python's ``id`` of a message to the Step at which the node sent the message, as text.
+        where: maps Python's ``id`` of a message to a text that names the Step at which the node sent the message.
         made: metadata of the machine that made the reference, if known.
     """
 
@@ -43,7 +43,8 @@ class Outcome:
         parts: recorded and replayed messages, by topic and stream.
         turns: number of replayed turns.
         notes: texts about messages that replay did not compare, with the reasons.
-        comparisons: a comparison for each topic, with a text that says how exact it is.
+        comparisons: pairs of a comparison and a text. The text says how exactly replay compared the messages: bit for
+            bit or within a tolerance. There is one pair for each topic and text.
         recorded_s: time from the first to the last expected message of the longest stream, in seconds.
         taken_s: duration of the replay in seconds.
     """

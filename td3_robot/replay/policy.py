@@ -39,16 +39,23 @@ from td3_robot.safety.limits import SafetyConfig
 from td3_robot.transport import link as handshake
 
 TOPICS = (Action.NAME, LifecycleChange.NAME, Reply.NAME, Command.NAME, Teleop.NAME, Latches.NAME)
-"""The compared topics: what the core sends, its safety states, and the operators' messages that a server records."""
+"""The topics that replay compares.
+
+They hold the messages that the core sends, the safety states of the core, and the operators' messages that the server
+records.
+"""
 _CORES = 8  # maximum number of cores in memory, one for each weights version
 _NO_STEPS = "Actions: their Steps are not recorded"
 _NO_WEIGHTS = "Actions: their weights are not recorded"
-_SAFE = "safe actions: states and deadlines decide which Steps get one"
-_OPERATED = "Actions of operators: deadlines decide which Steps get one"
+_SAFE = "safe actions: they depend on deadlines and on states that are not recorded"
+_OPERATED = "Actions of operators: they depend on deadlines and on states that are not recorded"
 
 
 def replay(session: Session) -> Outcome:
-    """Replay every policy server of a session. If turns are lost, rebuild a turn for each later Action."""
+    """Replay every policy server of a session.
+
+    If turns are lost, rebuild a turn for each Action after the last compared Action.
+    """
     found, notes = lives.replay(session, "policy", TOPICS, _make)
     outcome = lives.outcome(found.values(), TOPICS, notes)
     servers = {(name, incarnation) for name, incarnation, topic in session.counts if topic == Action.NAME}
@@ -88,7 +95,8 @@ def _rebuild(session: Session, after: Mapping[Key, int], outcome: Outcome) -> No
     """Rebuild the turns after the last compared Action of each policy server. Add the new Actions to the outcome.
 
     Args:
-        after: maps each server to the sequence of its last compared Action; -1 if no Action is compared.
+        after: maps each server to the sequence number of the last Action that replay compared for this server. The
+            number is -1 if replay compared no Action.
     """
     rebuilt: dict[Key, _LostTurns] = {}
     for key in after:
@@ -179,8 +187,9 @@ class _LostTurns:
     def _make_core(self, version: int) -> PolicyCore:
         """Make a core without deadlines for one version of the weights.
 
-        A server may return to an older version, and only a recorded turn shows when. So each version has its own core.
-        The safety limits of weights that a person loaded also apply to later versions.
+        A server can go back to an older version of the weights. If turns are not recorded, replay cannot know when the
+        server went back. So each version has its own core. The safety limits of weights that a person loaded also apply
+        to later versions.
         """
         core = PolicyCore(self._config.seed, safety=_without_deadlines(self._config.safety))
         floor = max((loaded for loaded in self._loaded if loaded <= version), default=version)
@@ -192,5 +201,5 @@ class _LostTurns:
 
 
 def _without_deadlines(settings: SafetyConfig) -> SafetyConfig:
-    """The settings without deadlines, because the time at which a lost turn's Step reached the server is unknown."""
+    """Return the settings without deadlines, because it is unknown when the Step of a lost turn reached the server."""
     return msgspec.structs.replace(settings, observation_deadline_ms=None, frozen_ms=None)

@@ -1,8 +1,9 @@
 """Updates the expected outputs of a recording to the outputs of a replay.
 
-The recorded messages do not change, because they are also the inputs of other cores. For each topic and stream that
-differs, an attachment (the *reference*) holds the new expected messages. A second attachment describes the machine that
-made the reference. From this description, replay decides how exactly to compare the stream.
+The recorded messages do not change, because they are also the inputs of other cores. If the expected and the replayed
+messages of a topic and stream differ, an attachment (the *reference*) holds the new expected messages. A second
+attachment describes the machine that made the reference. This description tells replay whether to compare the stream
+bit for bit or within a tolerance.
 """
 
 from __future__ import annotations
@@ -34,7 +35,13 @@ _MADE = "made/"  # the attachment made/NAME describes the machine that made the 
 
 
 def expected(session: Session, part: Replayed) -> Replayed:
-    """Return the part with the messages and the machine of its reference, or the same part if it has no reference."""
+    """Return a copy of ``part`` with the reference that the session holds for ``part``.
+
+    ``expected`` of the copy holds the messages of the reference. For results that are not sent as messages,
+    ``expected`` does not change. ``made`` of the copy describes the machine that made the reference.
+
+    If the session has no reference for ``part``, return ``part`` itself.
+    """
     attached = session.attachments.get(_name(part))
     if attached is None:
         return part
@@ -48,7 +55,9 @@ def expected(session: Session, part: Replayed) -> Replayed:
 
 
 def rewrite(session: Session, parts: Sequence[Replayed]) -> str:
-    """Write new references into the file of a one-file session. Return the changes as text; empty if none.
+    """Write new references into the file of a one-file session.
+
+    Return a text that names the new references. The text is empty if there are no new references.
 
     Messages, metadata and all other attachments do not change.
 
@@ -70,7 +79,8 @@ def rewrite(session: Session, parts: Sequence[Replayed]) -> str:
     made = {f"{_MADE}{name}": Attachment(f"{_MADE}{name}", "application/json", here) for name in references}
     new = {**references, **made}
     kept = [item for item in SessionFile(path).items() if isinstance(item, Attachment)]
-    attachments = [new.pop(item.name, item) for item in kept]  # readers use the first attachment of a name
+    # If several attachments have the same name, readers use the first of these attachments.
+    attachments = [new.pop(item.name, item) for item in kept]
     attachments += new.values()
     with tempfile.TemporaryDirectory(prefix=f".{path.name}-", dir=path.parent) as folder:
         target = Path(folder) / path.name
@@ -91,7 +101,7 @@ def _reference(part: Replayed) -> Attachment | None:
 def _decoded(session: Session, attached: Attachment, decode: Callable[[bytes], Content]) -> Content:
     try:
         return decode(attached.data)
-    except Exception as error:  # msgspec raises many types for bytes that are not msgpack
+    except Exception as error:  # if the data are damaged, msgspec raises errors of many types
         raise SessionError(f"{session.paths[0]}: {attached.name} is damaged ({type(error).__name__})") from None
 
 

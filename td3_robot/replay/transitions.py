@@ -34,7 +34,11 @@ class Transition(Message, frozen=True):
 
 
 def add_transitions(outcome: Outcome, session: Session, got: Sequence[Transition], packages: tuple[str, ...]) -> None:
-    """Add the replayed and the expected transitions to the outcome. If none are expected, add only a reference."""
+    """Add the expected transitions and the replayed transitions to the outcome.
+
+    Also add an attachment with the replayed transitions: the reference that ``--update`` writes. If the recording has
+    no expected transitions, add only this attachment.
+    """
     expected = _reference(session)
     if expected is None:
         why = "the recording has no reference to compare with; replay --update adds a reference"

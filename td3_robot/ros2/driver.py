@@ -90,8 +90,8 @@ class Condition(NamedTuple):
         moved: whether a policy or an operator chose the newest applied action. While the robot holds an action, this
             value does not change.
         origin: where the newest applied action comes from, for example ``policy`` or ``safe``.
-        weights_version: version of the policy that chose the applied action; 0 if no policy chose it, and while the
-            robot holds an action.
+        weights_version: version of the policy that chose the applied action. The value is 0 if no policy chose the
+            action, or if the robot holds an action.
         figures: more figures, for diagnostics.
     """
 
@@ -112,7 +112,7 @@ class Desk:
 
     Attributes:
         condition: the newest condition of the driver.
-        notify: called after state, reason, welcomed or moved has changed.
+        notify: called after a change of ``state``, ``reason``, ``welcomed`` or ``moved``.
     """
 
     def __init__(self, node: Node, robot: Ros2Robot) -> None:
@@ -150,7 +150,10 @@ class Desk:
             self.notify()
 
     def request(self, verb: str) -> str:
-        """Carry out configure, activate, deactivate, reset or shutdown. Return the error, or an empty text."""
+        """Carry out a request: configure, activate, deactivate, reset or shutdown.
+
+        Return the error, or an empty text.
+        """
         error = self._command(verb)
         if verb == "shutdown" and error:  # a driver must end even without a policy server
             log.warning("shutdown: %s; the driver ends itself", error)

@@ -1,6 +1,6 @@
 """The ROS 2 nodes of a driver: lifecycle, services, topics and diagnostics. This module imports rclpy.
 
-The states of the driver and of the ROS node follow each other:
+For each state of the driver, this table shows the state of the ROS node:
 
 ============= ============= ============================
 driver        ROS           possible transitions in ROS
@@ -73,10 +73,10 @@ _PATHS = {
     ("active", "unconfigured"): "deactivate",
     ("inactive", "unconfigured"): "cleanup",
 }
-"""Maps (state of the ROS node, state to reach) to the next transition. For all other pairs, this is ``shutdown``."""
+"""For each (state of the ROS node, state to reach): the next transition. For all other pairs, ``shutdown`` is next."""
 
 
-class DriverNode(LifecycleNode):  # type: ignore[misc]  # Any without rclpy
+class DriverNode(LifecycleNode):  # type: ignore[misc]  # without rclpy, mypy sees the base class as Any
     """The lifecycle node of a driver. Its callbacks run only after :meth:`begin`."""
 
     _desk: Desk
@@ -150,7 +150,7 @@ class DriverNode(LifecycleNode):  # type: ignore[misc]  # Any without rclpy
             if error := refusal if verb == "cleanup" else self._desk.request(verb):
                 log.warning("the ROS transition %s fails: %s", verb, error)
                 return TransitionCallbackReturn.FAILURE
-            self.executor.create_task(self.mirror)  # the driver may already have left the new state: mirror it
+            self.executor.create_task(self.mirror)  # the driver may be in another state by now: mirror that state
         self._ros_state = target
         return TransitionCallbackReturn.SUCCESS
 
@@ -218,7 +218,8 @@ def sensor_node(owner: DriverNode, inputs: Inputs, config: Ros2Config) -> Node:
     """Return a second node that receives the observations, even while a service of the first node waits for the policy
     server.
 
-    The second node uses the topic names of the first node after remapping. So remapping rules hold for both nodes.
+    ROS remaps the topic names of the first node. The second node uses the remapped names, so the remapping rules hold
+    for both nodes.
     """
     node = Node(
         f"{owner.get_name()}_sensors",

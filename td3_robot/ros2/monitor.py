@@ -27,7 +27,7 @@ _EXAMPLES = """examples:
   td3-robot ros2 monitor --config robot.yaml --ros-args -r leg/robot_0/joint_states:=joint_states     for RViz
 
 "ros2 topic list", "ros2 bag record -a", rqt and PlotJuggler then see the topics. docs/how-to/view_recordings.md lists
-them. No node waits for the monitor. The monitor ends with the run, or at Ctrl-C.
+the topics. No node waits for the monitor. The monitor ends with the run, or at Ctrl-C.
 """
 
 
@@ -66,7 +66,9 @@ def _publish(node: Node) -> None:
 
 
 class Publishers:
-    """The ROS publishers of a node. ``topics`` maps a topic to its publisher, which its first message creates.
+    """The ROS publishers of a node. ``topics`` maps each topic to its publisher.
+
+    :meth:`publish` creates the publisher of a topic when the first message of the topic comes.
 
     Topics are relative, so that they follow the namespace of the node. Only ``/diagnostics`` is global.
     """
@@ -76,7 +78,7 @@ class Publishers:
         self.topics: dict[str, Any] = {}
 
     def publish(self, draft: Draft) -> None:
-        """Publish a message. If its topic has no subscriber, publish it only if it is latched.
+        """Publish a message. If the topic has no subscriber, publish the message only if it is latched.
 
         Later subscribers get the newest latched message.
         """

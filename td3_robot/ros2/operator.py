@@ -43,7 +43,7 @@ def main(arguments: Sequence[str]) -> int:
         type=integer(0, 1000),
         default=0,
         metavar="N",
-        help="index of the joystick's button that must be pressed (default: %(default)s)",
+        help="the joystick has an effect only while its button with this index is pressed (default: %(default)s)",
     )
     options = parser.parse_args(ours)
     [endpoint], keys = policy_servers(options)
@@ -63,7 +63,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 class Inbox:
-    """Turns messages of the topics into actions. ``newest`` holds the newest action, until the reader takes it.
+    """Converts the messages of both topics to actions. ``newest`` holds the newest action, until ``main`` takes it.
 
     The joystick has an effect only while its button with the index ``button`` is pressed.
     """

@@ -79,7 +79,10 @@ class Inputs:
             self._changed.notify_all()
 
     def read(self) -> Float32:
-        """Return the newest values, float32[O]. Raise StaleError if a channel has no value or an old value."""
+        """Return the newest values, float32[O].
+
+        Raise StaleError if a channel has no value, or if its value is too old.
+        """
         with self._changed:
             values, at = self._values.astype(np.float32), self._at
             stale = at < self._clock() - self._stale
@@ -107,14 +110,20 @@ class Inputs:
         return True
 
     def ages(self) -> dict[str, float]:
-        """Return the age of the oldest value of each topic in seconds; infinity if a channel has no value."""
+        """For each topic, return the age of its oldest value in seconds.
+
+        The age is infinity if a channel of the topic has no value.
+        """
         with self._changed:
             now, at = self._clock(), self._at.copy()
         return {topic: float(now - min(at[channels])) for topic, channels in self._of_topic.items()}
 
 
 def _value(message: Any, joints: Mapping[str, int], config: ObservationConfig) -> float | None:
-    """Return the value for a channel in a message; None if the message lacks it. ``joints`` maps names to indices."""
+    """Return the value that a message has for a channel; None if the message has no such value.
+
+    ``joints`` maps the name of a joint to the joint's index in the message.
+    """
     if config.imu is not None:
         vector, _, part = config.imu.partition(".")
         return float(getattr(getattr(message, vector), part))
@@ -141,7 +150,9 @@ class Outputs:
         names = [channel.name for channel in spec.actions]
         absent = next((name for name in names if name not in named), None)
         if absent is not None:
-            raise ConfigError(f"ros2.actions lacks the action {absent!r} of {spec.name!r}; name each action, or none")
+            raise ConfigError(
+                f"ros2.actions lacks the action {absent!r} of {spec.name!r}; name every action, or no action"
+            )
         self.joints = [it.joint for it in chosen]
         self._order = [names.index(it.channel) for it in chosen]
         self._factor = np.array([it.sign * it.scale for it in chosen])
@@ -156,8 +167,8 @@ class Outputs:
 class Ros2Robot(Robot):
     """A robot behind ROS topics. ``publish`` sends the values of a command.
 
-    ``stopped_by`` tells why a person stopped the robot through ROS; it is empty without a stop. While it is set,
-    ``observe`` fails, so the driver stays in FAULT with the safe action.
+    ``stopped_by`` is empty until a person stops the robot through ROS. Then, until a reset, ``stopped_by`` holds the
+    reason and ``observe`` fails, so the driver stays in FAULT with the safe action.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""The parser of all commands, the types of their numbers, and the arguments that all nodes share."""
+"""The parser of all commands, the types of options with numbers, and the arguments that all nodes share."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def node_parser(command: str, name: str, description: str, *, deployable: bool =
     """Make the parser of the arguments that every node takes.
 
     Args:
-        command: the command that starts the node by hand, for its errors and its help text.
+        command: the command with which a person starts the node. The node's errors and its help text show this command.
         name: default name of the node.
         description: what the node does.
         deployable: whether the node can start with a configuration instead of a run.
@@ -183,7 +183,7 @@ def run_or_config(role: str, arguments: argparse.Namespace) -> tuple[RunFolder |
     if keys:
         raise UsageError("--keys needs --endpoint; a configuration names its keys in endpoints.keys")
     if (config is None) == (run is None):
-        raise UsageError("give either --run DIR (to join a run) or --config FILE (to deploy without a run)")
+        raise UsageError("give either --run DIR (to join a run) or --config FILE (for nodes without a run)")
     if config is not None:
         if not os.path.exists(config):
             raise UsageError(f"--config {config!r}: there is no such file")

@@ -25,7 +25,10 @@ def keep(file: Path, payload: bytes, mean: float | None) -> None:
 
 
 def mean_return(file: Path) -> float:
-    """Read the mean return of the best policy so far; minus infinity if the file holds none."""
+    """Read the mean return of the best policy so far.
+
+    Returns minus infinity if the file is missing or invalid, or holds no mean return.
+    """
     with contextlib.suppress(BundleError, TypeError, ValueError):
         return float(Bundle.load(file).provenance.get(_KEY, "-inf"))
     return float("-inf")

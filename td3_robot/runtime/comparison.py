@@ -21,8 +21,10 @@ def compare(folder: Path) -> dict[str, Any]:
     """Compare the runs in a folder.
 
     Returns:
-        ``title``; ``runs``; ``left_out``: the number of runs that are not compared; ``keys``: the configuration keys in
-        which the runs differ; ``bands``: label and :func:`band` of each group of runs that differ only in their seeds.
+        A dictionary. ``title`` is the name of the folder, and ``runs`` has the facts of each compared run. ``left_out``
+        is the number of runs that are not compared. ``keys`` are the configuration keys in which the runs differ.
+        ``bands`` has the label and the :func:`band` of each group of runs. The runs of one group differ only in their
+        seeds.
     """
     paths = _every_run(folder)
     runs = [_facts(path) for path in paths[:_RUNS]]
@@ -45,7 +47,8 @@ def compare(folder: Path) -> dict[str, Any]:
 def band(curves: Sequence[Mapping[str, Sequence[float]]]) -> dict[str, Any]:
     """Return the mean, lowest and highest value of the curves, at each step at which at least one curve has a point.
 
-    The function interpolates a curve between its points. Before its first and after its last point, it has no value.
+    The function interpolates each curve between its points. A curve has no value before its first point or after its
+    last point.
     """
     steps = sorted({step for curve in curves for step in curve["env_steps"]})
     whole = [curve for curve in curves if curve["env_steps"]]
@@ -63,7 +66,7 @@ def band(curves: Sequence[Mapping[str, Sequence[float]]]) -> dict[str, Any]:
 
 
 def runs_in(folder: Path) -> list[Path]:
-    """The run folders in a folder, sorted by name; of more than 200, the first 200."""
+    """Return the run folders in a folder, sorted by name. If there are more than 200, return only the first 200."""
     return _every_run(folder)[:_RUNS]
 
 

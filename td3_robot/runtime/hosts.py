@@ -53,7 +53,10 @@ class NoRoomError(Exception):
 
 
 class Lifeline:
-    """A pipe that ends other processes when this process ends, even by SIGKILL."""
+    """A pipe from this process to other processes, which follow this lifeline.
+
+    When this process ends, even by SIGKILL, the pipe closes. Then the other processes end, too.
+    """
 
     def __init__(self) -> None:
         self.read_end, self._write_end = os.pipe()
@@ -97,7 +100,7 @@ class Hosts:
         return list(processes)
 
     def endpoints(self) -> Mapping[str, str]:
-        """Return, by link, the endpoints that processes on other hosts must reach.
+        """Return a map from link to endpoint. Processes on other hosts must reach these endpoints.
 
         A link that is not in the map gets its configured endpoint, or else a socket on this machine.
         """

@@ -27,11 +27,11 @@ MOVED = {
     "td3_robot.session.node": "td3_robot.recording.node",
     "td3_robot.session.monitor_node": "td3_robot.monitor.node",
 }
-"""Maps a module name in a launch description of version 0.1.0 to its present name."""
+"""Old module names in launch descriptions of version 0.1.0, each with the present name of the module."""
 
 
 class RestartRule(Section, frozen=True):
-    """Restart a process after a crash, but at most ``times`` within ``window_s`` seconds."""
+    """Restart a process after a crash. ``times`` is the largest number of restarts within ``window_s`` seconds."""
 
     times: Annotated[int, Meta(ge=0)] = 0
     window_s: Annotated[float, Meta(gt=0)] = 60.0
@@ -63,7 +63,11 @@ class Process:
 
 
 def load(name: str) -> Launch:
-    """Load a file, or a shipped launch description by its name. Raise ConfigError if it is missing or not valid."""
+    """Load a launch description. ``name`` is the path of a file, or the name of a shipped launch description.
+
+    Raises:
+        ConfigError: the launch description is missing or not valid.
+    """
     file: Path = resources.find("launch", name)
     try:
         launch = msgspec.convert(resources.read_yaml(file.read_text(encoding="utf-8")), Launch)
@@ -92,9 +96,10 @@ def expand(launch: Launch, config: Config) -> list[Process]:
             processes.append(Process(name, row))
         else:
             count = _value(config, row.count, name)
-            if type(count) is not int:  # a bool is an int, too
+            if type(count) is not int:  # isinstance() would also accept a bool
                 raise ConfigError(
-                    f"launch description: count of process {name!r} is {row.count!r}, which is not the key of a number"
+                    f"launch description: count of process {name!r} is {row.count!r}; "
+                    "allowed: a configuration key whose value is a whole number"
                 )
             processes += [Process(f"{name}-{index}", row) for index in range(count)]
     return processes

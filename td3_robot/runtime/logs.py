@@ -1,9 +1,9 @@
-"""Logging to standard error that never delays the node.
+"""Writes log lines to standard error, and never delays the node.
 
 Writing to standard error can block, for example if Ctrl-S stops a terminal, a reader stops reading, or an ssh
-connection breaks. A control loop must not wait for that. So the node puts lines into a bounded queue, and a thread
-writes them. If the queue is full, the node drops lines and counts them. SIGSEGV and SIGKILL lose the lines of the last
-milliseconds.
+connection breaks. A control loop must not wait for a blocked write. So the node puts lines into a bounded queue, and a
+thread writes them. If the queue is full, the node drops lines and counts them. If SIGSEGV or SIGKILL ends the process,
+the lines of the last milliseconds are lost.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class LogQueue(QueueHandler):
             return _line(f"{record.name}: {type(error).__name__} in the log call at {record.pathname}:{record.lineno}")
 
     def enqueue(self, record: logging.LogRecord, *, always: bool = False) -> None:
-        """Queue a line. If the queue is full, drop and count it, unless ``always`` is set."""
+        """Queue a line. If the queue is full and ``always`` is not set, drop the line and count it."""
         if self.queue.qsize() >= _MOST_WAITING and not always:
             self._dropped += 1
             return
@@ -104,7 +104,7 @@ class LogQueue(QueueHandler):
 
 
 def _line(text: str, lost: int = 1) -> logging.LogRecord:
-    """Return a record with this text. If it cannot be written, ``lost`` lines are lost."""
+    """Return a record with this text. ``lost`` is the number of lines that are lost if the record cannot be written."""
     return logging.makeLogRecord({"msg": text, "lost": lost})
 
 

@@ -8,7 +8,9 @@ from typing import Any
 
 
 def read(metrics: Path, kind: str) -> list[dict[str, Any]]:
-    """Read the records of one kind, sorted by rising ``env_steps``; [] without a file. Skip incomplete lines.
+    """Read the records of one kind, sorted by rising ``env_steps``.
+
+    Skip incomplete lines. Return [] if there is no file.
 
     Records of the kind ``offline`` are sorted by rising ``updates``, because they are all from before the first step.
 

@@ -83,7 +83,12 @@ class Node:
         return self.folder
 
     def endpoint(self, link: str) -> str:
-        """Return the endpoint of a link. If it has none, raise RunFolderError in a run, otherwise ConfigError."""
+        """Return the endpoint of a link.
+
+        Raises:
+            RunFolderError: the link has no endpoint, and this node belongs to a run.
+            ConfigError: the link has no endpoint, and this node is deployed without a run.
+        """
         if self.folder:
             return self.folder.endpoint(link, self.config)
         configured: str | None = getattr(self.config.endpoints, link)
@@ -94,8 +99,8 @@ class Node:
     def listeners(self, link: str) -> str:
         """Return the ``ipc://`` endpoint at which monitors or recorders attach; empty if there is none.
 
-        The result is the endpoint of the link. If a deployed node has no ``ipc://`` endpoint for the link, the result
-        comes from :func:`td3_robot.transport.attach.beside`.
+        If the link has an ``ipc://`` endpoint, the result is this endpoint. If not, a deployed node with a policy
+        endpoint gets the result from :func:`td3_robot.transport.attach.beside`.
         """
         with contextlib.suppress(ConfigError, RunFolderError):
             endpoint = self.endpoint(link)
@@ -105,7 +110,7 @@ class Node:
         return attach.beside(policy, link) if policy and not self.folder else ""
 
     def listen(self, link: str, accepts: dict[str, tuple[type[Message], ...]]) -> None:
-        """Bind the first free socket of a link, as a monitor or a recorder.
+        """Bind the first free socket of a link. Only monitors and recorders call this method.
 
         Several monitors or recorders can attach to a node, each with a socket, see :mod:`td3_robot.transport.attach`.
 
@@ -135,7 +140,10 @@ class Node:
         return self.config.agreement() if self.folder else {}
 
     def serve(self, link: str, accepts: dict[str, tuple[type[Message], ...]], spec: RobotSpec | None = None) -> None:
-        """Bind the endpoint of a link, and its second endpoint if it has one. For errors see :meth:`listen`."""
+        """Bind the endpoint of a link. For errors see :meth:`listen`.
+
+        A policy server on a cluster may have a second endpoint. If so, this method binds both endpoints.
+        """
         server = ServerLink(link, self.name, accepts, self.agreement(), secrets.randbits(63), spec)
         chosen = self.folder.to_bind(link, self.config, self.name) if self.folder else [self.endpoint(link)]
         for endpoint in chosen:
@@ -214,16 +222,17 @@ class Node:
         stops: Callable[[], bool] = lambda: True,
         sift: Callable[[list[Input]], list[Input]] = lambda inputs: inputs,
     ) -> None:
-        """Run the core until a signal comes, ``after`` returns True, or the run ends.
+        """Run the core until the run ends, ``after`` returns True, or a signal to stop arrives (see ``stops``).
 
         Args:
             core: the core to run.
             busy: function that returns whether the core has work to do without new inputs.
             report: function that returns the node's figures.
             after: function that the loop calls after each turn. If it returns True, the loop ends.
-            deadline: function that returns the latest time (s, ``time.monotonic``) of the next turn, even without
-                inputs. It returns None if there is no limit.
-            stops: function that the loop calls in each turn after a signal. If it returns True, the loop ends.
+            deadline: function that returns the time (s, ``time.monotonic``) by which the next turn must begin. At this
+                time, the turn begins even if there are no inputs. The function returns None if there is no limit.
+            stops: after a signal to stop, the loop calls this function before each turn. If it returns True, the loop
+                ends.
             sift: function that takes the received inputs of a turn, and returns the inputs for the core.
 
         Raises:
@@ -270,9 +279,10 @@ class Node:
         return Status(self.name, figures.state, figures.detail, figures.figures, counters)
 
     def tell_core(self, figures: Callable[[], Figures], inputs: list[Input]) -> list[Input]:
-        """If the inputs of a turn contain a Command, add a Status of this node. The core copies it into its Reply.
+        """If the inputs of a turn contain a Command, add a Status of this node.
 
-        The recording contains the inputs, so a replay computes the same Reply.
+        The core copies this Status into its Reply. The recording contains the inputs, so a replay computes the same
+        Reply.
         """
         if not any(isinstance(message, Command) for _, message in inputs):
             return inputs
@@ -281,9 +291,9 @@ class Node:
     def _look(self) -> bool:
         """Look at the endpoints of the run, and follow a server that has moved. Return whether the run has ended.
 
-        Only a server of a TCP endpoint can move. The node looks for such a server while the server is silent. A
-        supervised node does not look whether the run has ended, because its supervisor stops the node at the end of the
-        run. If the configuration sets ``endpoints.learner``, this method does nothing.
+        Only a server of a TCP endpoint can move. While such a server is silent, the node looks for a new endpoint of
+        this server. A supervised node does not look whether the run has ended, because its supervisor stops the node at
+        the end of the run. If the configuration sets ``endpoints.learner``, this method does nothing.
         """
         now = time.monotonic()
         if not self.folder or self.config.endpoints.learner or now < self._next_look:

@@ -59,5 +59,5 @@ class Outbox:
             self._record(message)
 
     def _record(self, message: Message) -> None:
-        """Record a message that the outbox did not deliver, because a replay compares all messages of the core."""
+        """Record an undelivered message. A replay needs this message, because it compares all messages of the core."""
         self._bus.send(RECORDER, message)

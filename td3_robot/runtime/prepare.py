@@ -59,8 +59,10 @@ def new_run(
     Args:
         source: a configuration file, or the name of a shipped one; None for the defaults.
         overrides: configuration keys to change, each as ``KEY=VALUE``.
-        out: the new run folder; None for ``runs/CONFIG-DATE-TIME``, or ``runs/TASK-DATE-TIME`` without a source.
-        flags: maps the full name of a key to the command-line option or argument that sets it, for errors.
+        out: the new run folder; None for ``runs/NAME-DATE-TIME``. NAME is the name of the configuration. Without a
+            source, NAME is the task.
+        flags: maps the full name of a key to the command-line option or argument that sets this key. Errors name this
+            option or argument.
         cluster: whether the run trains on a cluster.
     """
     if out and re.match(r"\w+:/", str(out)):
@@ -170,13 +172,17 @@ def _on_cluster(config: Config, run: RunFolder | None = None) -> Config:
     ``run`` is the run to resume. Raise ConfigError if a cluster cannot run the configuration.
     """
     if config.timing == "lockstep":
-        raise ConfigError("timing is 'lockstep', which trains on one machine only; with --cluster it must be free")
+        raise ConfigError(
+            "timing is 'lockstep', which trains on one machine only; with --cluster, timing must be 'free'"
+        )
     for key in (*LINKS, "keys"):
         if value := getattr(config.endpoints, key):
             raise ConfigError(f"endpoints.{key} is {value!r}; with --cluster it must be null: each run makes its own")
     if url := config.cluster.storage:
         if config.learner.replay_storage == "file":
-            raise ConfigError("learner.replay_storage is 'file'; with cluster.storage it must be memory")
+            raise ConfigError(
+                "learner.replay_storage is 'file'; with cluster.storage, learner.replay_storage must be 'memory'"
+            )
         storage.check(url, run)
     try:
         return replace(config, simulators=config.cluster.range(config.simulators)[1])
@@ -263,7 +269,7 @@ def thread_notices(learner: LearnerConfig, cores: int) -> Sequence[str]:
     if count > cores:
         return [f"{threads} and {machine}: the threads will wait for each other"]
     if learner.threads_in == "operators" and 2 <= count == cores:
-        return [f"{threads}, threads_in is operators, and {machine}: with threads_in critics, the threads wait less"]
+        return [f"{threads}, threads_in is operators, and {machine}: the threads wait less if threads_in is critics"]
     return []
 
 

@@ -36,7 +36,10 @@ log = logging.getLogger(__name__)
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 """Signals that stop a process cleanly."""
 LIFELINE = "TD3_ROBOT_LIFELINE"
-"""Environment variable with the file descriptor of a pipe. The pipe closes when the process that made it ends."""
+"""Environment variable with the file descriptor of a pipe.
+
+When the process that created the pipe ends, the pipe closes.
+"""
 
 
 def run_node(role: str, arguments: argparse.Namespace, body: Callable[[Node], None]) -> int:
@@ -70,7 +73,7 @@ def run_node(role: str, arguments: argparse.Namespace, body: Callable[[Node], No
         full = error.errno in (errno.ENOSPC, errno.EDQUOT) and error.filename != STANDARD_OUTPUT
         logs.last_words(f"{who}: {what}{_advice_for_full_disk(role, folder) if full else ''}")
         return 1
-    except Exception as error:  # a bug: send all messages to the recorder first, so that a replay reproduces the bug
+    except Exception as error:  # a bug: the recorder still gets all messages, so that a replay reproduces the bug
         _report_failure(node, f"{type(error).__name__}: {error}")
         bus.close("crashed", in_order=False)
         logs.last_words(traceback.format_exc().rstrip())
@@ -81,7 +84,10 @@ def run_node(role: str, arguments: argparse.Namespace, body: Callable[[Node], No
 
 
 def _apply_settings(role: str, name: str, config: Config, bus: Bus) -> None:
-    """Load keys. Apply the real-time settings of a policy server, then start the log, whose thread inherits them."""
+    """Load the keys. In a policy server, apply the real-time settings. Then start the log.
+
+    The thread of the log inherits the real-time settings.
+    """
     bus.keys = open_keys(config.endpoints.keys)
     outcome = realtime.apply(config.realtime) if role == "policy" else None
     logs.begin(name)
@@ -91,14 +97,17 @@ def _apply_settings(role: str, name: str, config: Config, bus: Bus) -> None:
 
 
 def _connect_listeners(node: Node, bus: Bus) -> None:
-    """Connect to the supervisor if it started this process, and to the recorders and monitors of its run or robot."""
+    """Connect the node to the supervisor, if the supervisor started this process.
+
+    Connect the node also to the recorders and monitors of the node's run or robot.
+    """
     if LIFELINE in os.environ:
         bus.connect(node.endpoint("supervisor"), ClientLink("supervisor", node.hello("node"), ()))
         node.supervised = True
     for link in LISTENERS if node.role not in LISTENERS else ():
         client = partial(ClientLink, link, node.hello("node"), ())
         named = False
-        with contextlib.suppress(RunFolderError, ConfigError):  # the listener has no endpoint
+        with contextlib.suppress(RunFolderError, ConfigError):  # raised if the listener has no endpoint
             endpoint, expected = node.endpoint(link), link == RECORDER and node.config.record.enabled
             bus.record(endpoint, client(), expected=expected)
             named = not is_tcp(endpoint)
@@ -120,7 +129,7 @@ def _advice_for_full_disk(role: str, folder: RunFolder | None) -> str:
         return "; make room on that disk, then start td3-robot record again: the recorded nodes keep running"
     if folder is None:
         return ""
-    return f"; make room on that disk, then td3-robot train --resume {shlex.quote(str(folder.path))}"
+    return f"; make room on that disk, then run td3-robot train --resume {shlex.quote(str(folder.path))}"
 
 
 def log_realtime(config: RealtimeConfig, outcome: realtime.Outcome) -> None:
@@ -138,7 +147,8 @@ def _catch_signals(node: Node) -> None:
         node.stop_signal = number
 
     for number in STOP_SIGNALS:
-        if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:  # nohup ignores SIGHUP
+        # Under nohup, SIGHUP stays ignored.
+        if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, handle)
     unblock_signals()
 
@@ -149,9 +159,9 @@ def unblock_signals() -> None:
 
 
 def follow_lifeline() -> None:
-    """Stop this process when the process that made the pipe of :data:`LIFELINE` ends.
+    """Stop this process when the pipe of :data:`LIFELINE` closes.
 
-    The kernel then closes the pipe, so the read in the thread returns.
+    When the process that created the pipe ends, the kernel closes the pipe. Then the read in the thread returns.
     """
     descriptor = os.environ.get(LIFELINE)
     if descriptor is None:

@@ -16,7 +16,7 @@ from td3_robot.messages import Status
 _REWRITE_PERIOD = 0.5  # seconds
 _SETTLED = 10.0  # seconds from the start of a learner until its speed is typical
 _LEAST_IMPORTANT = ("stale", "ratio", "updates", "speed", "steps", "return")
-"""Parts that the line omits on a narrow terminal, in this order. Of ``steps``, it omits only the word."""
+"""Parts that the line omits on a narrow terminal, in this order. The part ``steps`` loses only the word "steps"."""
 
 
 class Progress:
@@ -37,7 +37,7 @@ class Progress:
         self._next = float("-inf")
         self._width = 0  # characters of the progress line on the terminal
         self._begun = time.monotonic()
-        self._learning: float | None = None  # time (s) of the newest learner's first report
+        self._learning: float | None = None  # time (s) when the current learner first reported
 
     def __call__(self, statuses: dict[str, Status]) -> None:
         """Show the newest figures if the last line is old enough."""
@@ -120,7 +120,10 @@ def line(figures: dict[str, float], total_steps: int, settled: bool = True, widt
 
 
 def duration(amount: float, speed: float) -> str:
-    """Return the time that ``amount`` takes at ``speed`` per second, as ``H:MM:SS`` or ``M:SS``; ``-`` at speed 0."""
+    """Return how long ``amount`` takes at ``speed`` per second, as ``H:MM:SS`` or ``M:SS``.
+
+    The result is ``-`` if ``speed`` is 0.
+    """
     if speed <= 0:
         return "-"
     seconds = round(amount / speed)

@@ -41,9 +41,9 @@ def apply(config: RealtimeConfig) -> Outcome:
 def stand_back() -> None:
     """Lower the calling thread's SCHED_FIFO priority by one, so that the control loop runs first.
 
-    The function does nothing with another scheduler, or at priority 1, the lowest.
-    The thread keeps a real-time priority. Otherwise another program could interrupt the thread while it holds the GIL,
-    and the control loop would wait for the GIL.
+    If the thread has another scheduler or the lowest priority, 1, the function does nothing.
+    The function does not change the scheduler. With the usual scheduler, another program could interrupt the thread
+    while the thread holds the GIL. Then the control loop would wait for the GIL.
     """
     if os.sched_getscheduler(0) == os.SCHED_FIFO and (priority := os.sched_getparam(0).sched_priority) > 1:
         os.sched_setparam(0, os.sched_param(priority - 1))

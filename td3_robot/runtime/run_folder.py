@@ -43,7 +43,10 @@ class RunFolder:
 
     @classmethod
     def create(cls, path: Path, config: Config) -> RunFolder:
-        """Make a new run in an empty or missing folder. Raises RunFolderError if it is not empty or cannot be made."""
+        """Make a new run in an empty or missing folder.
+
+        Raises RunFolderError if the folder is not empty or cannot be made.
+        """
         run = cls(path)
         run.check_new()
         try:
@@ -77,13 +80,19 @@ class RunFolder:
         return run
 
     def config(self) -> Config:
-        """Read the configuration of the run. If ``run.json`` names a folder of keys that exists, use this folder."""
+        """Read the configuration of the run.
+
+        If ``run.json`` names a folder of keys, and this folder exists, the configuration uses this folder.
+        """
         keys = str(self.read_run().get("keys") or "")
         there = keys and Path(keys).is_dir()  # after the supervisor was killed, run.json names deleted keys
         return configuration.load(self.config_file, [f"endpoints.keys={json.dumps(keys)}"] if there else [])
 
     def trained_with(self) -> Config | None:
-        """Read the configuration of the newest training of this run; None if ``run.json`` holds no valid one."""
+        """Read the configuration of the newest training of this run.
+
+        Return None if ``run.json`` holds no valid configuration.
+        """
         with contextlib.suppress(yaml.YAMLError, ConfigError):
             content = yaml.safe_load(str(self.read_run().get("config", "")))
             return configuration.parse(content, source=str(self._run_file)) if content else None
@@ -107,7 +116,10 @@ class RunFolder:
         return any(self.checkpoints.glob("checkpoint-*"))
 
     def steps_made(self) -> int:
-        """Return the environment steps: the highest number in ``final.json`` and the checkpoints' names, or 0."""
+        """Return how many environment steps the run has made.
+
+        The result is the highest of these: 0, the steps in ``final.json``, and the steps in each checkpoint's name.
+        """
         made = 0
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
             made = int(json.loads(self._final_file.read_text())["learner"]["figures"]["env_steps"])
@@ -115,7 +127,7 @@ class RunFolder:
         return max([made, *(int(found[1]) for found in map(_CHECKPOINT.fullmatch, names) if found)])
 
     def read_run(self) -> dict[str, Any]:
-        """Read the facts in ``run.json``; empty if the file is missing or damaged."""
+        """Return the facts in ``run.json``, or an empty map if the file is missing or damaged."""
         with contextlib.suppress(OSError, ValueError):
             facts = json.loads(self._run_file.read_text())
             if isinstance(facts, dict):
@@ -139,8 +151,9 @@ class RunFolder:
     def to_bind(self, link: str, config: Config, name: str = "") -> list[str]:
         """Return the endpoints that the server of a link binds. May raise RunFolderError, see :meth:`endpoint`.
 
-        A policy server on a cluster has a second endpoint, for operators on other hosts. On a cluster, ``cluster.bind``
-        replaces the host of each TCP endpoint.
+        If the configuration sets the endpoint of the link, the server binds only this endpoint. Otherwise, a policy
+        server on a cluster has a second endpoint, for operators on other hosts. If ``cluster.bind`` is set, it replaces
+        the host of each TCP endpoint that the supervisor chose.
         """
         chosen = [self.endpoint(link, config)]
         if getattr(config.endpoints, link):
@@ -158,7 +171,7 @@ class RunFolder:
             target: name of a policy server, or of a source that it serves; empty for all policy servers.
 
         Raises:
-            RunFolderError: the run is not running, or no policy server of the cluster has this target.
+            RunFolderError: the run is not running, or the cluster has no policy server or source with this name.
         """
         found = self._on_cluster()
         if not found:
@@ -170,7 +183,10 @@ class RunFolder:
         return [found[target]] if target else list(dict.fromkeys(found.values()))
 
     def _on_cluster(self) -> dict[str, str]:
-        """On a cluster: map the name of each policy server and of its sources to the endpoint for operators."""
+        """Return the endpoints for operators; empty without a cluster.
+
+        The keys are the names of the policy servers and of their sources.
+        """
         found = self.read_run().get("endpoints", {})
         return {name: str(endpoint) for name, endpoint in found.items() if name not in LINKS}
 

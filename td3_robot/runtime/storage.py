@@ -1,6 +1,6 @@
 """Copies a learner's files to a URL and back, so that the learner can continue on another host of a cluster.
 
-The key ``cluster.storage`` is the URL. The package fsspec reads and writes it.
+The key ``cluster.storage`` is the URL. The package fsspec reads and writes the files at the URL.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class Storage:
 
         Args:
             run: the run folder; ``run.json`` remembers the owner.
-            newer: whether the storage may have newer files than the run folder.
+            newer: whether the storage possibly has newer files than the run folder.
         """
         name = _run_of(str(_facts(run).get("owner", ""))) or secrets.token_hex(4)
         self.owner = f"{name}-{secrets.token_hex(4)}"
@@ -83,13 +83,13 @@ class Storage:
                     self._system.rm_file(path)
 
     def remember(self, run: RunFolder, *, newer: bool) -> None:
-        """Write to ``run.json`` whether the storage may have newer files than the run folder."""
+        """Write to ``run.json`` whether the storage possibly has newer files than the run folder."""
         run.write_run(storage={"url": self.url, "owner": self.owner, "newer": newer})
 
     def push(self, folder: Path, copied: dict[str, str]) -> None:
         """Copy changed files to the storage. From the storage, remove the files that the folder no longer has.
 
-        An unfinished upload has a temporary name. So a file with its own name is always complete.
+        An unfinished upload has a temporary name. So a file with its final name is always complete.
 
         Args:
             folder: folder of the learner.
@@ -150,7 +150,7 @@ class Storage:
             self._system.rm_file(path)
 
     def holder(self) -> str:
-        """Return the owner that the storage names; empty without an owner."""
+        """Return the owner that the storage names; empty if the storage names no owner."""
         with self._named(), contextlib.suppress(FileNotFoundError):
             return str(self._system.cat_file(self._path(_OWNER)).decode("utf-8", "replace"))
         return ""
@@ -298,7 +298,7 @@ def check(url: str, run: RunFolder | None) -> None:
 
 
 def fetch(run: RunFolder) -> None:
-    """If the storage may have newer files of an interrupted training, copy them into the run folder."""
+    """If the storage possibly has newer files of an interrupted training, copy them into the run folder."""
     facts = _facts(run)
     if facts.get("newer"):
         storage = Storage(facts["url"], facts["owner"])

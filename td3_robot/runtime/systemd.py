@@ -6,11 +6,11 @@ import os
 import socket
 from collections.abc import Mapping
 
-_RETRY = 0.1  # seconds until the next attempt after systemd did not accept a notification
+_RETRY = 0.1  # if systemd did not accept a notification: seconds until the next attempt
 
 
 class Notifier:
-    """Notifies systemd once that the service is ready, then regularly that its loop still runs.
+    """First notifies systemd that the service is ready, then regularly that its loop still runs.
 
     systemd sets the environment variables. ``NOTIFY_SOCKET`` is the socket of systemd. ``WATCHDOG_USEC`` is the longest
     allowed time between two notifications, in µs. ``WATCHDOG_PID`` is the process that systemd watches. Without a
@@ -31,7 +31,7 @@ class Notifier:
                 self._period = int(limit) / 1e6 / 4  # four notifications within the limit
 
     def turn(self, now: float) -> None:
-        """Notify systemd if a notification is due. Call it in each turn of the loop, with the time in seconds."""
+        """Notify systemd if a notification is due. Call this method in each turn of the loop, with the time (s)."""
         if not self._address or now < self._due:
             return
         words = ["WATCHDOG=1"] if self._period else []

@@ -102,7 +102,7 @@ def _report_losses(supervisor: Supervisor, progress: Progress) -> int:
     if skipped := count("evaluations_skipped") + count("evaluations_pending"):
         progress.say(f"{skipped} evaluations during training were skipped or came too late; see the evaluator's log")
     if missed := count("missed"):
-        progress.say(f"{missed} published Steps never reached the learner; their sequence has {count('gaps')} gaps")
+        progress.say(f"{missed} published Steps never reached the learner; received Steps have {count('gaps')} gaps")
     return missed
 
 
@@ -122,7 +122,8 @@ def evaluate_final(prepared: Prepared, wall_s: float) -> dict[str, Any]:
     command = [sys.executable, "-m", module, str(run.policy_file), "--task", config.task, "--json"]
     command += ["--episodes", str(_FINAL_EPISODES), "--seed", str(config.seed)]
     command += ["--max-steps", str(config.evaluation.max_steps)]
-    environment = {**os.environ, "OPENBLAS_NUM_THREADS": "1"}  # one thread adds in the same order as a simulator
+    # With one thread, OpenBLAS adds numbers in the same order as in a simulator.
+    environment = {**os.environ, "OPENBLAS_NUM_THREADS": "1"}
     done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
     if done.returncode:
         words = done.stderr.strip().splitlines() or ["no message"]

@@ -66,7 +66,8 @@ _COMMANDS: dict[str, dict[State, State]] = {
     "reset": {**{state: state for state in State}, State.FAULT: State.INACTIVE},
     "shutdown": dict.fromkeys(State, State.FINALIZED),
 }
-"""Maps each command except estop to its changes of state, old to new. In other states, the node refuses the command."""
+"""For each command except estop: its changes of state, from old to new. In a state without an entry, the node refuses
+the command."""
 _REFUSED_WHILE_STOPPED = ("configure", "activate", "deactivate")
 _LONGEST_REASON = 2000  # characters
 _KEPT = 100  # how many changes, besides the newest, to keep for :meth:`Lifecycle.changes`
@@ -76,8 +77,8 @@ class Lifecycle:
     """The state of one node. It logs every change, and stores the newest changes until a caller fetches them.
 
     Attributes:
-        held: why no policy moves the robot; None while unconfigured or active. A shutdown does not change it. With the
-            cause INACTIVE, its ``reason`` is empty.
+        held: why no policy moves the robot. ``held`` is None while the node is unconfigured or active. A shutdown does
+            not change ``held``. If the cause is INACTIVE, ``held.reason`` is empty.
         reason: reason of the last change of the state, for people.
     """
 
@@ -124,7 +125,7 @@ class Lifecycle:
         target = targets[self.state]
         if verb == "reset" and self.state is State.FAULT and not self._configured:
             target = State.UNCONFIGURED
-        if verb == "deactivate" and self.state is State.FAULT:  # the reason names the fault, because it may persist
+        if verb == "deactivate" and self.state is State.FAULT:  # the fault may persist, so the reason names it
             reason = f"{reason} (was in fault: {self.reason})"
         self._configured = self._configured or verb == "configure"
         if target is not self.state:
@@ -141,7 +142,7 @@ class Lifecycle:
             self._change(State.ACTIVE, reason, now)
 
     def stop(self, reason: str, now: float) -> None:
-        """Emergency stop: take any node that is not finalized to FAULT until a reset."""
+        """Make an emergency stop: FAULT until a reset or a shutdown. A finalized node does not change."""
         if self.state is not State.FINALIZED and not self.stopped:
             self._change(State.FAULT, reason[: _LONGEST_REASON - len(STOP_PREFIX)], now, Cause.STOP)
 
@@ -219,11 +220,11 @@ class Watchdog:
         self.fed = now if self.fed is None else self.fed
 
     def interrupt(self) -> None:
-        """Restart the time that automatic recovery needs, because a problem has occurred."""
+        """Record that a problem has occurred. ``recovery_s`` then counts from the next feed."""
         self._back_since = None
 
     def put_off(self, now: float) -> None:
-        """Restart the deadline of an armed watchdog without a feed, if the lifecycle is active."""
+        """Restart the deadline without a feed, if the watchdog is armed and the lifecycle is active."""
         if self.fed is not None and self.lifecycle.active:
             self.fed = now
 

@@ -29,27 +29,29 @@ _LARGEST = float(np.finfo(np.float32).max)
 class SafetyConfig(Section, frozen=True):
     """Safety settings. All are off by default. A setting that is off does not change any bit of an action.
 
-    A setting for actions is one value for all channels, or a map from channel name to value. A map does not restrict
-    the channels that it does not name. Each value has the unit of its channel.
+    A setting for actions is one value for all channels, or a map from channel name to value. A map restricts only the
+    channels that it names. Each value has the unit of its channel.
 
     Attributes:
-        limits: [low, high] of the action. The pairs of a map must be inside the specification's limits. One pair for
-            all channels is cut to these limits.
+        limits: [low, high] of the action. The pairs of a map must be inside the specification's limits. If one pair is
+            given for all channels, each channel uses the part of it that is inside the specification's limits.
         out_of_limit: what happens if the policy's action with its noise is outside the limits. This check comes before
             ``low_pass`` and ``rate``. ``clamp``: the robot gets the nearest action within the limits. ``stop``: an
             emergency stop of this robot. The default is ``clamp``, also for channels that a map does not name.
         rate: the largest change of an action, in units per second.
         low_pass: cut-off frequency of a first-order filter over the actions, in Hz.
-        safe_action: ``hold`` (the last applied action), ``zero`` (if the limits exclude it, the nearest limit), or a
-            map from channel name to value, with zero for all other channels. The default is ``hold``.
+        safe_action: ``hold``: the last applied action. ``zero``: zero for each channel; if the limits of a channel
+            exclude zero, the limit nearest to zero. A map from channel name to value: all other channels get the same
+            value as with ``zero``. The default is ``hold``.
         refuse_out_of_range: ``true``: no policy answers an observation outside the specification's range.
         frozen_ms: no policy answers an observation that has stayed the same, bit for bit, for longer than this time.
         observation_deadline_ms: the policy server's watchdog: FAULT after this time without a valid observation.
-        reset_timeout_ms: the longest time that ``reset()`` of a robot takes. Between the last Step of an episode and
-            the first Step of the next episode, the policy server's watchdog waits for this time. The default is 30 s.
+        reset_timeout_ms: the longest allowed time for ``reset()`` of a robot. Between the last Step of an episode and
+            the first Step of the next episode, this time replaces ``observation_deadline_ms``. The default is 30 s.
         action_deadline_ms: the driver's watchdog: FAULT after this time without an Action.
-        hang_ms: if the robot's ``observe`` or ``apply``, or ``phase`` and ``reward`` together, run longer than this,
-            the driver calls the robot's ``stop`` and ends.
+        hang_ms: the longest allowed time for ``observe()`` of a robot. The same limit holds for ``apply()``, and for
+            ``phase()`` and ``reward()`` together. If a call takes longer, the driver calls ``stop()`` of the robot, and
+            the driver process ends.
         recovery: ``manual``: only a command ends FAULT. ``automatic``: FAULT also ends when valid data have arrived for
             ``recovery_ms`` without a pause. Neither value ends an emergency stop. The default is ``manual``.
         recovery_ms: see ``recovery``. The default is 1 s.
@@ -117,7 +119,10 @@ class Envelope:
     guarded: bool
 
     def safe_action(self, applied: Float32) -> Float32:
-        """Return, as a new array, the safe action of robots that last applied ``applied``. Both are float32[N, A]."""
+        """Return the safe action as a new array, float32[N, A].
+
+        ``applied`` holds the last action that each robot applied, float32[N, A].
+        """
         chosen = applied if self.safe is None else np.broadcast_to(self.safe, applied.shape)
         return np.clip(chosen, self.low, self.high)
 
@@ -152,8 +157,8 @@ def joined(
     have one, in the order robot, floor, policy.
 
     Raises:
-        ConfigError: a setting names a channel that the robot lacks, limits exceed the specification or have no common
-            value, or the safe action exceeds the limits.
+        ConfigError: a setting names a channel that the robot lacks; the limits of a channel exceed the specification;
+            the limits of a channel have no common value; or the safe action exceeds the limits.
     """
     every = (robot, floor or SafetyConfig(), policy)
     low, high = _limits(every, spec)

@@ -18,8 +18,8 @@ class SafetyState:
     """Stops, faults and decisions that a restart of the policy server does not clear.
 
     Attributes:
-        server: an emergency stop of the server, or its state ``inactive``; None if there is neither.
-        sources: maps the name of a source to the reason why the server's watch over this source is not active.
+        server: why the server is stopped or inactive; None if the server is neither stopped nor inactive.
+        sources: maps the name of a source to the reason why no policy moves the robots of this source.
         stopped: names of the sources that a person stopped individually.
         frozen: whether the server refuses the weights of learners.
         withdrawn: SHA-256 of the policies that a rollback withdrew and that no person has chosen again.
@@ -36,7 +36,8 @@ class SafetyState:
     def plain(self) -> dict[str, Any]:
         """Return the state as plain values for the message Latches.
 
-        In ``held``, the text of an emergency stop begins with STOP_PREFIX. Every other text describes a fault.
+        The key ``held`` contains a text for each source with an emergency stop or a fault. The text of an emergency
+        stop begins with STOP_PREFIX. Every other text describes a fault.
         """
         server = self.server or Held(Cause.FAULT)
         sources = self.sources.items()

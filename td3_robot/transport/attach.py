@@ -22,11 +22,11 @@ from td3_robot.transport.link import ClientLink
 from td3_robot.transport.tap import Tap
 
 PLACES = 32
-"""The maximum number of monitors, and of recorders, of a node. It limits the work of a node."""
+"""A node has at most PLACES monitors and at most PLACES recorders. This limits the work of the node."""
 LOOK_PERIOD = 1.0
 """Seconds between two looks for new listeners."""
 
-_SETTLED = 2.0  # seconds after which a second change of a folder certainly gets a new time stamp
+_SETTLED = 2.0  # s; if two changes of a folder are this far apart, they certainly have different time stamps
 _IPC = "ipc://"
 
 
@@ -34,7 +34,7 @@ def beside(policy: str, link: str) -> str:
     """The endpoint of monitors or recorders of a deployed robot; empty if there is none.
 
     The endpoint is beside the socket of the policy server. If the server uses TCP, the endpoint is in a folder of this
-    user, and its name contains the port.
+    user, and the name of the endpoint contains the port.
     """
     if endpoints.is_tcp(policy):
         port = policy.rpartition(":")[2]
@@ -67,7 +67,7 @@ def prepare(endpoint: str) -> None:
 
 
 class Search:
-    """Looks for the listeners that serve the places of an endpoint. They attach and detach while a node runs.
+    """Looks for the listeners that serve the places of an endpoint. Listeners attach and detach while a node runs.
 
     Args:
         client: makes the handshake with one listener.
@@ -85,8 +85,8 @@ class Search:
     def look(self) -> set[str] | None:
         """Return the places with a socket file of this user; None if they surely are the same as at the last call.
 
-        If the time stamp of the folder has not changed for _SETTLED seconds, the method does not look at each place,
-        because that would delay the control loop.
+        If the time stamp of the folder has not changed for _SETTLED seconds, the method skips its check of the places,
+        because the check would delay the control loop.
         """
         try:
             changed = self._folder.stat().st_mtime_ns

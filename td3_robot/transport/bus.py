@@ -78,7 +78,7 @@ class Bus(Transport):
         self._taps: dict[Tap, zmq.Socket[bytes]] = {}
         self._searches: list[Search] = []
         self._next_look = float("-inf")
-        self._lost: Counter[str] = Counter()  # counts of the taps of detached listeners
+        self._lost: Counter[str] = Counter()  # the counts of Tap.counts() from listeners that have detached
         self._paths: dict[Path, int] = {}  # socket files that this process serves, with their inodes
         self._behind: dict[str, float] = {}  # by link: time (s) at which unread messages began to wait
         self._next_timer = self._timed_at = self._awake_since = self._awake_until = float("-inf")
@@ -87,7 +87,7 @@ class Bus(Transport):
         """Bind a server. ``tcp://HOST:*`` takes a free port. See :meth:`Transport.serve`.
 
         A second call with the same server binds one more endpoint. The first endpoint must be a socket file, and the
-        second endpoint must use TCP with keys. Clients at the socket file need no keys, and may have every role.
+        second endpoint must use TCP with keys. Clients at the socket file need no keys, and may have any role.
         """
         again = self.servers.get(server.link) is server
         with endpoints.binding(endpoint):
@@ -131,7 +131,7 @@ class Bus(Transport):
             server.may = self.keys.may
         elif not self.keys:
             # A ZAP domain makes libzmq refuse ZMTP 1.0 and 2.0. A web page can send ZMTP 1.0 in an HTTP request to a
-            # TCP endpoint. libzmq 4.3.5 can abort if a client with these versions connects while the server closes.
+            # TCP endpoint. libzmq 4.3.5 can abort if a client with ZMTP 1.0 or 2.0 connects while the server closes.
             socket.setsockopt(zmq.ZAP_DOMAIN, server.link.encode())
         socket.bind(endpoint)
         if not endpoints.is_tcp(endpoint):
@@ -159,7 +159,7 @@ class Bus(Transport):
         self.join_again(link, client.hello)
 
     def record(self, endpoint: str, client: ClientLink, *, expected: bool = False) -> Tap:
-        """Give the recorder or monitor at an endpoint one copy of each message that this bus sends, except Heartbeats.
+        """Connect to a recorder or monitor, and send it a copy of each message that this bus sends, except Heartbeats.
 
         Args:
             client: the handshake with the recorder or monitor.
@@ -335,10 +335,10 @@ class Bus(Transport):
     def _expire(self, now: float) -> None:
         """Forget silent clients after the bus has read the messages that arrived.
 
-        After a suspension, forget no client for _DELIVERY seconds. If messages stay unread for PEER_TIMEOUT,
-        forget silent clients anyway.
+        After a suspension, wait for _DELIVERY seconds before forgetting silent clients. If messages stay unread for
+        PEER_TIMEOUT, forget silent clients anyway.
         """
-        if now - self._timed_at > HEARTBEAT_PERIOD:  # this process was suspended, with libzmq's threads
+        if now - self._timed_at > HEARTBEAT_PERIOD:  # this process and libzmq's threads were suspended
             self._behind.clear()
             self._awake_since = now
         self._timed_at = now
@@ -369,7 +369,8 @@ class Bus(Transport):
             foreign += len(inputs) == before
             if foreign >= FOREIGN:
                 break
-            # Check for a message first: zmq.Again from an empty socket costs as much time as a message.
+            # Check for a message first: reading an empty socket raises zmq.Again, and this takes as long as reading a
+            # message.
             if not self._has_more(socket) or self._clock() - now > _TURN:
                 break
         return inputs
@@ -393,7 +394,7 @@ class Bus(Transport):
         return self._from_client(server, first.bytes, frames, now, owner)
 
     def _forget_unreachable(self) -> list[Input]:
-        """Forget clients that closed their connection, after the server has read their last messages."""
+        """Forget each client that has closed its connection, if the server has already read its last messages."""
         inputs: list[Input] = []
         for link, key in sorted(self._unreachable):
             if not self._has_more(self._sockets[link]):
@@ -421,9 +422,9 @@ class Bus(Transport):
 
     @staticmethod
     def _write(socket: zmq.Socket[bytes], frames: list[bytes]) -> bool:
-        """Like ``send_multipart``, without its checks in Python; False if the queue is full.
+        """Send frames like ``send_multipart``, but without the checks that ``send_multipart`` makes in Python.
 
-        If libzmq accepts the first frame, it accepts the others too.
+        Return False if the queue is full. If libzmq accepts the first frame, it accepts the others too.
         """
         *head, last = frames
         try:

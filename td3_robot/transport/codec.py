@@ -22,7 +22,8 @@ from td3_robot.util.arrays import finite
 MAX_BYTES = max(message.MAX_BYTES for message in MESSAGES.values())
 """Largest payload of any message, in bytes."""
 MAX_SIZE = 1 << 16
-"""The maximum of N (robots), O (observations), A (actions) and E (episodes), and of the elements in a list or map."""
+"""Each of N (robots), O (observations), A (actions) and E (episodes) is at most MAX_SIZE. A list or map has at most
+MAX_SIZE elements."""
 MAX_PARTS = 1 << 12
 """The maximum number of maps and lists in a field of kind ``map``. It limits the time to check them.
 
@@ -46,7 +47,7 @@ Buffer = bytes | memoryview
 Frames = Sequence[Buffer]
 """The frames of one message: topic and payload."""
 MOST_FRAMES = 3
-"""The maximum number of frames to keep. A valid message has two frames, so a third frame shows an invalid message."""
+"""The maximum number of frames to keep. A valid message has two frames, so a message with a third frame is invalid."""
 
 
 def encode(message: Message) -> bytes:
@@ -62,7 +63,10 @@ def encode(message: Message) -> bytes:
             # Comparing identities first saves time: it is faster than comparing dtypes.
             if value is ZEROS or ((value.dtype is dtype or value.dtype == dtype) and value.ndim == len(sizes)):
                 continue
-            raise ValueError(f"{message.NAME}.{name}: {value.dtype}{list(value.shape)} is not {dtype.str}")
+            raise ValueError(
+                f"{message.NAME}.{name} has dtype {value.dtype.str} and shape {list(value.shape)}; "
+                f"allowed: dtype {dtype.str}, number of dimensions {len(sizes)}"
+            )
     try:
         return _pack(message)
     except TypeError:
@@ -95,7 +99,7 @@ def decode(name: str, payload: Buffer, dims: Dims | None = None) -> Message:
 
     Args:
         dims: sizes that a handshake fixed, by letter (N, O, A). If a letter is not in ``dims``, the first array with
-            this letter determines its size. All arrays must have the same size for a letter.
+            this letter determines the size for this letter. In all arrays, a letter must stand for the same size.
 
     Raises:
         ProtocolError: its ``kind`` is unknown-topic, oversize, malformed, fields, shape or value.
@@ -126,7 +130,7 @@ def decode_as(message: type[Message], payload: Buffer, dims: Dims | None = None)
 
 
 def extra_fields(message: type[Message], payload: Buffer) -> int:
-    """The number of fields in a decoded payload that this version does not know."""
+    """Count the unknown fields of a decoded payload: the fields that this version does not have."""
     first = payload[0]
     # The first byte of a fixmap contains the size. In map 16 and map 32, the size follows the first byte.
     width = 0 if first < 0x90 else 2 if first == 0xDE else 4
@@ -239,7 +243,9 @@ def _layout(topic: str, plan: _Plan, contents: Sequence[bytes], dims: Dims) -> l
         fits = math.prod(shape) == count and not rest and max(shape) <= MAX_SIZE and min(shape) >= 1
         if not (fits or zeros):
             needed = " × ".join(f"{size}={known[size]}" for size in sizes)
-            raise ProtocolError("shape", f"{topic}.{name}: {len(content)} bytes are not {dtype.name} of {needed}")
+            raise ProtocolError(
+                "shape", f"{topic}.{name}: {len(content)} bytes do not hold a {dtype.name} array of {needed}"
+            )
         shapes.append(shape)
     return shapes
 
@@ -266,7 +272,7 @@ def _check_tree(label: str, tree: Any, deepest: int, most: int) -> None:
                 raise ProtocolError("fields", f"{label}: is nested deeper than {deepest} levels")
         depth, parts, level = depth + 1, parts + len(within), within
         if parts > most:
-            raise ProtocolError("fields", f"{label}: holds {parts} maps and lists or more; allowed: {most}")
+            raise ProtocolError("fields", f"{label}: holds at least {parts} maps and lists; allowed: {most}")
 
 
 def _plain(value: Any) -> Any:

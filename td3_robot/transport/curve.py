@@ -1,8 +1,9 @@
 """CURVE on sockets: options, access control (ZAP, ZeroMQ RFC 27), and retries after failed handshakes of TCP clients.
 
-A server accepts only clients with the key of the server's machine, or with a key that has a client's role on the
-server's allow-list. A client accepts only the server whose key it has pinned. A change of the list takes effect while
-nodes run. The ZAP handler runs in the loop of the bus, because a separate thread would compete with the control loop.
+A server accepts a client only in two cases: the client has the key of the server's machine, or the server's allow-list
+gives the client's key a role for clients. A client accepts only the server whose key it has pinned. A change of the
+list takes effect while nodes run. The ZAP handler runs in the loop of the bus, because a separate thread would compete
+with the control loop.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ class Gatekeeper:
         self.socket.bind(_ADDRESS)
 
     def read(self, now: float) -> None:
-        """Answer a limited number of waiting requests at ``now`` (s)."""
+        """Answer a limited number of waiting requests. ``now`` is the current time (s)."""
         for _ in range(_BURST):
             try:
                 frames = self.socket.recv_multipart(zmq.DONTWAIT)
@@ -79,7 +80,7 @@ class Dialled:
     def __init__(self, socket: zmq.Socket[bytes], client: ClientLink, keys: AllowList | None, tally: Tally) -> None:
         self.client = client
         self._socket, self._keys, self._tally = socket, keys, tally
-        self._retry = float("inf")  # time (s) to connect again
+        self._retry = float("inf")  # time (s) of the next attempt to connect; infinite if no attempt is planned
         # Without keys, libzmq itself repeats a failed handshake. It gives up only if the server uses keys or another
         # protocol.
         events = FAILED_HANDSHAKE if keys else zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
@@ -87,7 +88,7 @@ class Dialled:
         self._set_keys()
 
     def read(self, now: float) -> None:
-        """Log failed handshakes at ``now`` (s), and plan the next attempt."""
+        """Log failed handshakes, and plan the next attempt. ``now`` is the current time (s)."""
         while self.monitor.poll(0):
             self._retry = min(self._retry, now + _RETRY)
             event, link = monitor.recv_monitor_message(self.monitor)["event"], self.client.link
@@ -100,8 +101,11 @@ class Dialled:
                 text = f"link {link}: the server does not allow this machine's key; on the server's machine, run: {own}"
                 self._tally.note("not-allowed", text, now)
             else:
-                pin = f"accept its key: td3-robot keys allow NAME FILE --server {link} --keys {self._keys.folder.path}"
-                text = f"link {link}: the server does not hold the key {self._keys.server(link)}; {pin}"
+                pin = f"td3-robot keys allow NAME FILE --server {link} --keys {self._keys.folder.path}"
+                text = (
+                    f"link {link}: the server does not hold the key {self._keys.server(link)}, which this machine "
+                    f"expects; to accept the server's key, run: {pin}"
+                )
                 self._tally.note("not-the-server", text, now)
 
     def turn(self, now: float) -> None:

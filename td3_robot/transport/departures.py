@@ -1,4 +1,4 @@
-"""Notices connections to a server that end without a Bye.
+"""Notices when a connection to a server ends without a Bye.
 
 libzmq closes a connection that sends a frame above the size limit, but it does not report the reason. So the log lists
 such a frame as a possible reason.

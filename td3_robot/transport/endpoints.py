@@ -41,8 +41,8 @@ def check(endpoint: str, *, bind: bool, keys: bool = False) -> None:
 
     Raises:
         EndpointError: the endpoint is malformed or too long. Or this process has no keys, and other machines can reach
-            the endpoint. With ``bind``, also if the folder of the ``ipc://`` path is missing, another process serves
-            the path, or the file at the path is not a stale socket of this program.
+            the endpoint. If ``bind`` is true, there are three more reasons: the folder of the ``ipc://`` path is
+            missing, another process serves the path, or the file at the path is not a stale socket of this program.
     """
     scheme, _, rest = endpoint.partition("://")
     if scheme == "ipc" and rest:
@@ -65,8 +65,8 @@ def check(endpoint: str, *, bind: bool, keys: bool = False) -> None:
     if not keys and not local(endpoint):
         raise EndpointError(
             f"endpoint {endpoint!r} is beyond loopback, and there are no keys: make them with 'td3-robot keys create "
-            "NAME', exchange them with 'td3-robot keys allow', and name their folder (endpoints.keys, or the argument "
-            "keys)"
+            "NAME', exchange them with 'td3-robot keys allow', and set the folder of the keys (in endpoints.keys, or "
+            "in the argument 'keys')"
         )
 
 
@@ -81,9 +81,10 @@ def with_host(endpoint: str, host: str) -> str:
 
 
 def ipv6(endpoint: str) -> bool:
-    """Whether a well-formed endpoint needs IPv6: an IPv6 address, or a host name with IPv6 addresses only.
+    """Whether a well-formed endpoint needs IPv6: it has an IPv6 address, or a host name with only IPv6 addresses.
 
-    This function waits until the host name is resolved. Robots should use addresses, or names in their hosts file.
+    This function waits until the host name is resolved. To avoid this wait on a robot, use an address, or a name from
+    the robot's hosts file.
     """
     match = _TCP.fullmatch(endpoint.removeprefix("tcp://")) if is_tcp(endpoint) else None
     if match is None or match[1] or match[2] == "*":
@@ -128,9 +129,12 @@ def binding(endpoint: str) -> Iterator[None]:
 
 
 def _check_free(endpoint: str, path: Path) -> None:
-    """Raise EndpointError unless the folder exists, and the path is free or a stale socket of this program.
+    """Check that the folder exists, and that the path is free or holds a stale socket of this program.
 
     libzmq deletes any file at the path when it binds. The bus gives its socket files the mode SOCKET_MODE.
+
+    Raises:
+        EndpointError: the check failed.
     """
     if not path.parent.is_dir():
         raise EndpointError(f"endpoint {endpoint!r}: the folder {str(path.parent)!r} does not exist")
@@ -150,7 +154,10 @@ def _check_free(endpoint: str, path: Path) -> None:
 
 
 def answers(path: Path | str) -> bool:
-    """Whether a process listens on a Unix socket; True if unsure (its queue is full, or access is denied)."""
+    """Whether a process listens on a Unix socket.
+
+    The result is also True if this is unknown: the queue of the socket is full, or access is denied.
+    """
     with contextlib.closing(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)) as probe:
         probe.settimeout(1.0)
         try:

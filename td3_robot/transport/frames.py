@@ -1,4 +1,4 @@
-"""Reads the frames of messages from sockets, and limits their number."""
+"""Reads messages from sockets. If a message has more than MOST_FRAMES frames, Receiver drops the rest."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Receiver:
     """Reads messages from the sockets of one bus. A peer can send a message with any number of frames.
 
     Args:
-        turn: maximum time in seconds for which one :meth:`finish` drops frames, so that other sockets do not wait.
+        turn: maximum time in seconds for one call of :meth:`finish`. With this limit, other sockets do not wait long.
     """
 
     def __init__(self, turn: float, clock: Callable[[], float]) -> None:
@@ -26,7 +26,7 @@ class Receiver:
         self._unfinished: set[zmq.Socket[bytes]] = set()
 
     def frames(self, socket: zmq.Socket[bytes]) -> list[Buffer]:
-        """The next frames of one message, at most MOST_FRAMES. A long frame is a view, not a copy.
+        """The first frames of the next message, at most MOST_FRAMES. A long frame is a view, not a copy.
 
         Raises zmq.Again if there is no message.
         """

@@ -26,7 +26,8 @@ class Transport(ABC):
     most QUEUE_LENGTH messages each. A full queue takes no message. While the connection lasts, a transport drops no
     message from a queue.
 
-    ``servers`` holds the links that this process serves, and ``clients`` the links on which it is a client, by name.
+    ``servers`` holds the links that this process serves. ``clients`` holds the links on which this process is a client.
+    Both use the names of the links as keys.
     """
 
     def __init__(self, clock: Callable[[], float]) -> None:
@@ -88,10 +89,12 @@ class Transport(ABC):
     def send(self, to: Origin, message: Message) -> bool:
         """Queue a message for a peer.
 
+        If this process has sent nothing to a server for LONG_SILENCE, the server has perhaps forgotten this process.
+        Then this method first sends a Hello. If the message is a Step, this method does not queue the Step: after the
+        Welcome, the core first repeats the Steps that the server lacks.
+
         Returns:
-            False if the queue is full or the client is gone. Also False for a Step if this process has sent nothing on
-            the link for LONG_SILENCE, because the server has perhaps forgotten this process. This method then sends a
-            Hello instead. After the Welcome, the core first repeats the Steps that the server lacks.
+            False if the queue is full, if the client is gone, or if this method sent a Hello in place of a Step.
         """
         if isinstance(to, Peer):
             return to.key in self.servers[to.link].peers and self._reply(to.link, to.key, message)
@@ -143,9 +146,10 @@ class Transport(ABC):
         return [server.tally for server in self.servers.values()] + [client.tally for client in self.clients.values()]
 
     def record_turn(self, now: float, inputs: Sequence[Input]) -> None:  # noqa: B027
-        """Copy the inputs of the core's ``step`` at ``now`` (s) to recorders.
+        """Record the inputs of one turn of the core. ``now`` (s) is the time of this turn.
 
-        Recorders and monitors also get the Commands and Teleops of operators among these inputs.
+        Recorders get all inputs together, as one Turn. If an input is a Command or Teleop of an operator, recorders and
+        monitors also get this input as a separate message.
         """
 
     def flush(self) -> None:  # noqa: B027

@@ -3,15 +3,19 @@
 ``identity.secret``
     The machine's own key pair, mode 0600, as one JSON object: name, public, secret.
 ``identity.public``
-    ``NAME KEY``: give this file to the other machine.
+    One line: ``NAME KEY``. Copy this file to each machine that must know this key.
 ``allowed``
-    One line for each known key: ``NAME KEY ROLES``. Commas separate the ROLES. With a role of Hello (``driver``,
-    ``operator``, …) the key may connect to this machine's servers in that role. With ``client`` the key may connect in
-    every role except operator. With ``server:LINK`` the server of LINK must have this key. Running nodes read a changed
-    file again. The machine's own key may connect in every role. The server of a link without a ``server:`` line must
-    have the machine's own key. So the processes of one machine trust each other.
+    One line for each known key: ``NAME KEY ROLES``. Commas separate the ROLES. Each of the ROLES has a meaning:
 
-Keys are 32 bytes in Z85 (ZeroMQ RFC 32), 40 characters; the algorithm is CurveZMQ (RFC 26).
+    - a role of Hello (``driver``, ``operator``, …): the key may connect to this machine's servers in this role
+    - ``client``: the key may connect to this machine's servers in every role except operator
+    - ``server:LINK``: the server of LINK must have this key
+
+    Running nodes read a changed file again. The machine's own key may connect in every role. If no line has
+    ``server:LINK``, the server of LINK must have the machine's own key. So the processes of one machine trust each
+    other.
+
+A key has 32 bytes. It is written in Z85 (ZeroMQ RFC 32), as 40 characters. The algorithm is CurveZMQ (RFC 26).
 """
 
 from __future__ import annotations
@@ -39,7 +43,8 @@ CLIENT = "client"
 """Every role except operator. An operator commands robots and ends emergency stops."""
 SERVER = "server:"
 _KEY = re.compile(r"[0-9A-Za-z.\-:+=^!/*?&<>()\[\]{}@%$#]{40}")
-_OLDEST = (4, 3, 3)  # oldest libzmq; older ones let one stranger block all clients, even with CURVE (CVE-2020-15166)
+# The oldest allowed libzmq. In older versions, one stranger can block all clients, even with CURVE (CVE-2020-15166).
+_OLDEST = (4, 3, 3)
 
 
 def default_folder() -> Path:
@@ -51,7 +56,10 @@ def default_folder() -> Path:
 
 
 def named(folder: str | Path) -> KeyFolder:
-    """The folder of this name; ``~`` is expanded. Raises KeysError if there is no such user or home folder."""
+    """The folder of this name; ``~`` and ``~USER`` are expanded.
+
+    Raises KeysError if USER does not exist, or if USER (for ``~``: the current user) has no home folder.
+    """
     try:
         return KeyFolder(Path(folder).expanduser())
     except RuntimeError:
@@ -71,7 +79,7 @@ class Identity(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True)
 class Entry:
-    """A known key and its roles: ``client``, roles of Hello, ``server:LINK``."""
+    """A known key and its roles. Each role is ``client``, a role of Hello, or ``server:LINK``."""
 
     name: str
     key: str
@@ -81,8 +89,12 @@ class Entry:
 class KeyFolder:
     """The files of one folder. Every change of a file is atomic.
 
-    A method raises KeysError if an argument is malformed or contradicts the folder, if the key pair is missing, if a
-    file is damaged, or if other users may read the secret key or replace a file.
+    A method raises KeysError in each of these cases:
+
+    - an argument is malformed or contradicts the files
+    - the key pair is missing
+    - a file is damaged
+    - other users can read the secret key or replace a file
     """
 
     def __init__(self, path: Path) -> None:
@@ -100,7 +112,7 @@ class KeyFolder:
             if self.secret_file.exists():
                 raise KeysError(f"key folder {str(self.path)!r} has a key pair already; remove the old pair first")
             public = "-"
-            while public.startswith("-"):  # on a command line such a key would look like an option
+            while public.startswith("-"):  # a key that begins with "-" would look like an option on a command line
                 public, secret = (half.decode("ascii") for half in zmq.curve_keypair())
             identity = Identity(name, public, secret)
             files.write_atomically(self.secret_file, msgspec.json.encode(identity) + b"\n", 0o600)
@@ -129,7 +141,7 @@ class KeyFolder:
         return identity
 
     def entries(self) -> dict[str, Entry]:
-        """Known keys by name, oldest first."""
+        """Return a dict from names to known keys. The oldest key comes first."""
         self._check_folder()
         try:
             mode = self.allowed_file.stat().st_mode & 0o777
@@ -145,7 +157,7 @@ class KeyFolder:
         for number, line in enumerate(text.splitlines(), 1):
             words = line.split()
             if len(words) != 3 or not NAME.fullmatch(words[0]) or not _KEY.fullmatch(words[1]) or words[0] in known:
-                raise KeysError(f"{what}, line {number}: needs a new NAME, a KEY and ROLES")
+                raise KeysError(f"{what}, line {number}: must be NAME KEY ROLES, with a NAME that no earlier line has")
             entry = Entry(words[0], words[1], tuple(words[2].split(",")))
             if problem := _problem(entry, known.values()):
                 raise KeysError(f"{what}, line {number}: {problem}")
@@ -153,7 +165,7 @@ class KeyFolder:
         return known
 
     def allow(self, name: str, key: str, role: str = CLIENT) -> None:
-        """Add a key, or one role to a known key."""
+        """Add a key, or add one role to a known key."""
         check_name(name)
         if not _KEY.fullmatch(key):
             raise KeysError(f"key {key[:60]!r} is not a public key; allowed: 40 characters, see 'keys create'")
@@ -172,7 +184,11 @@ class KeyFolder:
             self._write(known)
 
     def revoke(self, name: str) -> None:
-        """Remove a key. Within :data:`REVOCATION_TIME`, running nodes forget its clients and refuse their messages."""
+        """Remove a key.
+
+        Within :data:`REVOCATION_TIME`, running nodes forget the clients that use this key, and refuse messages from
+        these clients.
+        """
         with self._locked():
             known = self.entries()
             if name not in known:
@@ -212,7 +228,10 @@ class KeyFolder:
 
 
 def _problem(entry: Entry, known: Iterable[Entry]) -> str | None:
-    """An error text if a role does not exist, or if the entry contradicts an entry with another name."""
+    """An error text if a role does not exist, or if an entry with a different name blocks this entry.
+
+    The other entry blocks this entry if it already has the same key, or is already the server of the same link.
+    """
     allowed = (CLIENT, *ROLES, *(SERVER + link for link in LINKS))
     for role in entry.roles:
         if role not in allowed:
@@ -245,9 +264,9 @@ class AllowList:
         self._read(folder.entries())
 
     def refresh(self) -> str | None:
-        """Read the list again if it changed. Return a line for the log, or None without a change.
+        """Read the list again if it changed. Return a line for the log; None if the list did not change.
 
-        If the list cannot be read, no other machine may connect, because any key may have been revoked.
+        If the list cannot be read, no other machine may connect, because it is unknown which keys are revoked.
         """
         stamp = self._look()
         if stamp == self._stamp:
@@ -298,7 +317,7 @@ def open_keys(folder: str | None) -> AllowList | None:
 
 
 def read_public(text: str) -> str:
-    """The public key from a command line: the key itself, or the path of an ``identity.public`` file."""
+    """Return a public key. ``text`` is the key itself, or the path of an ``identity.public`` file."""
     if _KEY.fullmatch(text):
         return text
     try:
@@ -308,11 +327,11 @@ def read_public(text: str) -> str:
             f"{text[:200]!r} is neither a public key (40 characters of Z85) nor a file that holds a public key"
         ) from None
     if len(words) != 2 or not _KEY.fullmatch(words[1]):
-        raise KeysError(f"file {text!r} does not hold a name and a public key, as identity.public does")
+        raise KeysError(f"file {text!r} does not hold a name and a public key; allowed: a file like identity.public")
     return words[1]
 
 
 def check_name(name: str) -> None:
-    """Raise KeysError if a key may not have this name."""
+    """Raise KeysError if this name is not allowed for a key."""
     if not NAME.fullmatch(name):
         raise KeysError(f"name {name!r} is not allowed; allowed: {NAME_RULE}")

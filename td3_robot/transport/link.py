@@ -26,9 +26,12 @@ HEARTBEAT_PERIOD = 1.0
 PEER_TIMEOUT = 5.0
 """Seconds of silence after which a server forgets a client."""
 LONG_SILENCE = PEER_TIMEOUT - HEARTBEAT_PERIOD
-"""Seconds of a client's silence after which it must send Hello, because the server may have forgotten the client."""
+"""If a client has sent nothing for this number of seconds, it must send Hello: the server has possibly forgotten it."""
 DRIVER_SILENCE = 2 * HEARTBEAT_PERIOD
-"""Seconds of silence after which another process may take a driver's name. Two processes must never move one robot."""
+"""If a driver sends nothing for this number of seconds, another process may take this driver's name.
+
+Two processes must never move one robot.
+"""
 _HELLO = Hello.NAME.encode()
 
 Replies = list[tuple[bytes, Message]]
@@ -36,7 +39,10 @@ Replies = list[tuple[bytes, Message]]
 
 
 def _dims(spec: Mapping[str, Any], robots: int) -> dict[str, int]:
-    """Return the sizes of arrays by letter: N robots, and the O observation and A action channels of ``spec``."""
+    """Return the sizes of arrays, by letter.
+
+    N is the number of robots. O is the number of observation channels of ``spec``, and A the number of action channels.
+    """
     sizes = {"O": len(spec["observations"]), "A": len(spec["actions"])} if spec else {}
     return {**sizes, "N": robots} if robots else sizes
 
@@ -66,8 +72,8 @@ class ServerLink:
         session: a random number, new at each start of the server.
         spec: the robot's specification; None until a policy, a simulator or a driver provides it.
         may: a function that returns whether a public key may have a role; None on a link without keys.
-        without_keys: whether clients without a key may have every role. They connect through a socket file that only
-            this user can open.
+        without_keys: whether a client without a key may have any role. Such a client connects through a socket
+            file. Only the user who runs the server can open this file.
         peers: the welcomed clients, by routing identity.
         farewells: number of received Byes; :mod:`td3_robot.transport.departures` sets it to 0.
     """
@@ -92,7 +98,8 @@ class ServerLink:
         """Take one message from a client at ``now`` (s). Return the inputs for the core, and direct replies.
 
         Malformed bytes raise no error. The core gets the Hello of a client that joins, and a Bye when a client leaves.
-        ``key`` is the client's routing identity. ``owner`` is the client's public key; empty without a key.
+        ``key`` is the client's routing identity. ``owner`` is the client's public key, or empty if the client has
+        no key.
         """
         peer = self.peers.get(key)
         if peer and peer.owner != owner:  # the sender uses the routing identity of another client
@@ -138,7 +145,7 @@ class ServerLink:
         return [(peer, message) for message in messages], []
 
     def _is_next(self, peer: Peer, step: Step, now: float) -> bool:
-        """Whether a Step belongs to the source of this connection, and is not older than the newest Step.
+        """Whether a Step belongs to the source of this connection, and is not older than the newest Step that arrived.
 
         In lock-step, other incarnations and older Steps are allowed: a source that returns to a checkpoint continues
         with the incarnation and the sequence of the checkpoint.
@@ -147,15 +154,15 @@ class ServerLink:
         newest = self._sequences.get(peer.key, step.sequence)
         if step.source != hello.name or (step.incarnation != hello.incarnation and not lockstep):
             kind, verb = "identity", "dropped"
-            text = f"it names source {step.source!r}, incarnation {step.incarnation}; "
-            text += f"its Hello names {hello.name!r}, incarnation {hello.incarnation}"
+            text = f"the Step names source {step.source!r}, incarnation {step.incarnation}; "
+            text += f"the client's Hello names {hello.name!r}, incarnation {hello.incarnation}"
         elif step.sequence < newest and not lockstep:
-            kind, verb, text = "sequence", "dropped", f"the sequence goes back: step {newest} has arrived before"
+            kind, verb, text = "sequence", "dropped", f"the sequence goes back: step {newest} has already arrived"
         else:
             self._sequences[peer.key] = step.sequence
             if step.sequence <= newest + 1:
                 return True
-            kind, verb, text = "gap", "noticed", f"{step.sequence - newest - 1} Steps before it did not arrive"
+            kind, verb, text = "gap", "noticed", f"the previous {step.sequence - newest - 1} Steps did not arrive"
         self.tally.note(kind, f"step {step.sequence} from {peer.name} on link {self.link}: {text}", now, verb)
         return kind == "gap"
 
@@ -174,12 +181,12 @@ class ServerLink:
         return [(peer, Bye(reason))] if peer else []
 
     def forget_revoked(self) -> list[Input]:
-        """Forget clients whose key may no longer have their role. Return a Bye for each."""
+        """Forget each client whose key no longer permits the client's role. Return a Bye for each."""
         gone = [key for key, peer in self.peers.items() if not self._may(peer.owner, peer.role)]
         return [item for key in gone for item in self.forget(key, "its key was revoked")]
 
     def _may(self, owner: str, role: str) -> bool:
-        """Whether a client may have a role. ``owner`` is its public key; empty without a key."""
+        """Whether a client may have a role. ``owner`` is the client's public key, or empty if the client has no key."""
         return self.may is None or (self.without_keys and not owner) or self.may(owner, role)
 
     def adopt(self, spec: RobotSpec) -> tuple[list[Input], Replies]:
@@ -194,7 +201,10 @@ class ServerLink:
         return inputs, replies
 
     def _answer_hello(self, key: bytes, hello: Hello, now: float, owner: str) -> tuple[list[Input], Replies]:
-        """Answer a Hello: Welcome, Refused, or Heartbeat while another driver may still use the name."""
+        """Answer a Hello with Welcome or Refused.
+
+        While another driver is possibly still using the name, answer with Heartbeat.
+        """
         refused = self._refusal(hello, owner)
         rival = self._holder(hello.name)
         if rival and rival.role == hello.role == "driver" and rival.hello.client != hello.client:
@@ -203,7 +213,7 @@ class ServerLink:
                 # The client waits and asks again. A message to the rival shows whether its connection is closed.
                 wait = Heartbeat(int(now * 1e9), self.session)
                 return [], [(key, wait), (rival.key, wait)]
-            if received > asked:  # the rival still sends, so the code is ``name``, even if ``refused`` has another
+            if received > asked:  # the rival still sends: use the code ``name``, even if ``refused`` has another code
                 taken = f"name {hello.name!r} is taken by a driver that is connected"
                 refused = Refused("name", refused.reason if refused else taken)
         self._waiting_since.pop(key, None)
@@ -225,10 +235,12 @@ class ServerLink:
         inputs: list[Input] = []
         for other, peer in list(self.peers.items()):
             same_process = peer.hello.client == hello.client
-            # The core must forget a client that starts again. A client starts again in three cases: a new process has
-            # the routing identity of an old process, the incarnation or the weights version in the Hello has changed,
-            # or the client sent messages after its last Hello. Any other Hello is a repetition. While no server runs,
-            # a client repeats its Hello, and all repetitions arrive when a server starts.
+            # The core must forget a client that starts again. A client starts again in three cases:
+            # 1. A new process has the routing identity of an old process.
+            # 2. The Hello has another incarnation or another weights version than the client's previous Hello.
+            # 3. The client sent messages between its previous Hello and this Hello.
+            # Any other Hello is a repetition. While no server runs, a client repeats its Hello, and all repetitions
+            # arrive when a server starts.
             known = peer.hello
             changed = (hello.weights_version, hello.incarnation) != (known.weights_version, known.incarnation)
             starts_again = not same_process or changed or key in self._active
@@ -266,8 +278,9 @@ class ServerLink:
             return None
         if peer.owner != owner:
             return Refused("taken", f"name {hello.name!r} is taken by a {peer.role} with another key")
-        # A new driver gets the name when the old driver is silent: the robot may still move, and the new driver must
-        # get control of it. Its incarnation may be lower: the default is a time, and the clock may have been set back.
+        # If the old driver is silent, its robot is possibly still moving. So the new driver must get the name, and with
+        # the name the control of the robot. The new driver is allowed to have a lower incarnation than the old driver:
+        # the default incarnation is a time, and somebody has possibly set the clock back.
         known = peer.hello
         older = peer.role != "driver" and hello.incarnation < known.incarnation
         keeps = hello.incarnation == known.incarnation or older
@@ -297,7 +310,8 @@ class ClientLink:
     Attributes:
         essential: whether a refusal ends this process. If not, the client logs the refusal and asks again after
             LOG_PERIOD.
-        received_at, sent_at: time (s) of the last message from and to the server; minus infinity before the first.
+        received_at: time (s) of the last message from the server; minus infinity before the first message.
+        sent_at: time (s) of the last message to the server; minus infinity before the first message.
         endpoint: where the transport finds the server.
     """
 
@@ -341,7 +355,10 @@ class ClientLink:
         self.hello, self.state, self._asked_at = hello, "connecting", float("-inf")
 
     def needs_hello(self, now: float) -> bool:
-        """Whether this client was silent for LONG_SILENCE and must send Hello first. The next call returns False."""
+        """Whether this client was silent for LONG_SILENCE and must send Hello first.
+
+        If the result is True, :meth:`due` returns the Hello next. The next call of this method returns False.
+        """
         if self.state != "welcome" or now - self.sent_at < LONG_SILENCE:
             return False
         self.join_again(self.hello)
@@ -351,8 +368,8 @@ class ClientLink:
         """Take one message from the server at ``now`` (s). Return the inputs for the core.
 
         Malformed bytes raise no error. The core gets the Welcome when the link starts and after each reconnect, and
-        then sends the messages that the server needs. If another driver may still move the robot, a driver's core gets
-        a Heartbeat before the Welcome.
+        then sends the messages that the server needs. If another driver is possibly still moving the robot, a driver's
+        core gets a Heartbeat before the Welcome.
         """
         sender = f"on link {self.link} from its server"
         try:

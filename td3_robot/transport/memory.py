@@ -43,7 +43,10 @@ class Network:
         return connection
 
     def to_server(self, connection: Connection, frames: Frames) -> bool:
-        """Queue frames for the server of a connection. The server may start later. False if the queue is full."""
+        """Queue frames for the server of a connection. Returns False if the queue is full.
+
+        The server may start later.
+        """
         server = self.servers.get(connection.endpoint)
         if server:
             return server.offered(connection, frames)
@@ -81,7 +84,10 @@ class MemoryBus(Transport):
         return endpoint
 
     def connect(self, endpoint: str, client: ClientLink) -> None:
-        """Connect a client. The next call of ``receive``, or of ``send`` on this link, sends its Hello."""
+        """Connect a client.
+
+        The bus sends the client's Hello in the next ``receive``, or in the next ``send`` on this link.
+        """
         self.clients[client.link], client.endpoint = client, endpoint
         self._connections[client.link] = self._network.connect(endpoint, self, client.link)
 

@@ -25,19 +25,22 @@ RECORDED = frozenset(topic.message for topic in TOPICS if topic.recorded != "no"
 _KEPT: dict[type[Message], int] = {Hello: 4, Start: 1, Weights: 2, LifecycleChange: 64}
 """Number of newest messages that a node keeps for a late recorder or monitor, by type.
 
-A replay needs these messages to make the core and to read the Steps. Only a monitor gets the LifecycleChanges, because
-it must show the state of every node.
+A replay needs the Hellos, the Start and the Weights to make the core and to read the Steps. Only a monitor gets the
+kept LifecycleChanges, because a monitor must show the state of every node.
 """
-_MOST = 1024  # maximum number of gathered messages, between two sends or until a recorder connects
+_MOST = 1024  # maximum number of messages that wait for the next send, or for a recorder that is not connected
 _MOST_BYTES = 1 << 25  # maximum size of the gathered messages; a policy can have several MB
 _RESEND_S = 2.0
-"""Seconds for which a tap keeps sent messages, and gathers new messages, for a recorder that restarts."""
+"""If a recorder restarts, it can still get the messages of this many seconds.
+
+The tap keeps the messages that it has sent, and gathers new messages.
+"""
 _RESEND_BYTES = 1 << 22
 GATHERED_S = 0.1
-"""Seconds between two sends to a recorder. Waking the recorder takes as much time as ten messages."""
+"""Seconds between two sends to a recorder. Waking the recorder takes as long as sending ten messages."""
 _GATHERED_BYTES = 1 << 16  # bytes after which a tap sends at once
 _STEPS = 2 * QUEUE_LENGTH  # number of Steps to remember, because a source repeats Steps when a learner reconnects
-_DEAF_S = 3.0  # seconds of silence after which a monitor gets no messages, so that a suspended monitor takes no memory
+_DEAF_S = 3.0  # s; a monitor that is silent for longer gets no messages, so that a suspended monitor takes no memory
 _RECENT = 4  # number of newest messages of a topic to compare with a new message
 _Kept = dict[type[Message], deque[tuple[int, Record]]]  # the newest Records with their numbers, by type of message
 
@@ -52,7 +55,10 @@ class _Entry:
 
 
 class Deduplicator:
-    """Detects messages that the caller has offered before. A node offers a message once for each subscriber."""
+    """Detects messages that the caller has offered before.
+
+    A node with several subscribers offers the same message several times.
+    """
 
     def __init__(self) -> None:
         self._recent: dict[type[Message], deque[Message]] = {kind: deque(maxlen=_RECENT) for kind in RECORDED}
@@ -99,13 +105,16 @@ class Copies:
         self._newest = 0  # number of the newest Record
 
     def tap(self, session: ClientLink, post: Callable[[str, bytes], bool], expected: bool = False) -> Tap:
-        """Add a tap for one more listener. It gets the kept messages first. For the arguments see :class:`Tap`."""
+        """Add a tap for one more listener, which gets the kept messages first. For the arguments see :class:`Tap`."""
         result = Tap(session, post, self._kept, expected)
         self.taps.append(result)
         return result
 
     def offer(self, link: str, message: Message, payload: bytes | None = None) -> None:
-        """Record a message that this node has sent on a link. Without a payload, encode the message if necessary."""
+        """Record a message that this node has sent on a link.
+
+        If ``payload`` is None, encode the message, but only if a Record of it is made.
+        """
         if self._duplicates.is_new(message):
             self._add(link, type(message), payload or partial(codec.encode, message))
 
@@ -214,7 +223,7 @@ class Tap:
         return (_Entry(number, record) for kept in self._kept.values() for number, record in kept)
 
     def _merge(self, entries: Iterable[_Entry]) -> None:
-        """Add earlier entries to the gathered entries, in the order of their numbers, each once."""
+        """Add earlier entries to the gathered entries. The result is sorted by number, and has no entry twice."""
         merged = {entry.number: entry for entry in (*entries, *self._gathered)}
         self._gathered = [merged[number] for number in sorted(merged)]
         self._gathered_bytes = _size(self._gathered)
@@ -246,7 +255,10 @@ class Tap:
             self._post(Bye.NAME, codec.encode(Bye(reason)))
 
     def _greet(self, now: float) -> bool:
-        """Send Hello after a long silence: the listener may have forgotten this node. Returns whether Hello was due."""
+        """Send Hello if this node was silent for a long time, because the listener has perhaps forgotten this node.
+
+        Returns whether Hello was due.
+        """
         if not self._session.needs_hello(now):
             return False
         self._note_loss("welcome", now)
@@ -254,15 +266,19 @@ class Tap:
         return True
 
     def _note_loss(self, state: str, now: float) -> None:
-        """If the session has just lost the recorder, gather messages for _RESEND_S. ``state`` is its earlier state."""
+        """If the session has just lost the recorder, gather messages for _RESEND_S.
+
+        ``state`` is the session's earlier state.
+        """
         if state == "welcome" and self._session.state == "connecting" and self._to_recorder:
             self._reconnect_until = now + _RESEND_S
 
     def counts(self) -> Counter[str]:
         """The number of messages that the recorder missed, and the link's counts.
 
-        If the run has a recorder, the number counts from the start; if not, from the first connection of a recorder.
-        It is 0 for a monitor, because a monitor may leave at any time, and detects gaps itself.
+        If the run's configuration has a recorder, counting begins at the start. Otherwise it begins when a recorder
+        first connects. For a monitor, the number is always 0: a monitor may leave at any time, and it detects gaps
+        itself.
         """
         missed = self._missed + len(self._gathered) * self._waits
         missed += sum(not entry.sent for _, entries in self._sent for entry in entries)

@@ -1,8 +1,8 @@
 """Makes and reads Turns, which hold the inputs of a core in a short form.
 
-The recording holds each message with arrays or a long payload separately. So a Turn holds only a name that identifies
-such a message. A Step or Action is an exception: the Turn also holds the encoded message, because the sender may die
-before the recorder gets the message.
+If a message has arrays or a long payload, the recording holds it separately. So a Turn holds only a name that
+identifies this message. A Step or Action is an exception: the Turn also holds the encoded message, because the sender
+may die before the recorder gets the message.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _NAMED: dict[type[Message], Callable[[Any], list[Any]]] = {
     Evaluation: lambda it: [it.version, it.env_steps, it.updates],
     Command: lambda it: [it.id, it.target, it.verb, it.reason, it.version, it.sha256],
 }
-"""Maps each type of input with arrays or a long payload to a function that returns the parts of the message's name."""
+"""For each type of input that has arrays or a long payload: a function that returns the parts of the message's name."""
 NAMED = tuple(kind.NAME for kind in _NAMED)
 """The topics of messages that a Turn identifies by a name."""
 _FIELDS = {kind: tuple(wire_fields(kind)) for kind in MESSAGES.values() if kind not in _NAMED}

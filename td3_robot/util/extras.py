@@ -51,14 +51,15 @@ NEEDED = {
     "bundle export --onnx": ("onnx",),
     "bundle import": ("torch",),
 }
-"""Maps a command, a kind of task or a method to the modules that it needs in addition to the base install."""
+"""The modules that a command, a method or a kind of task needs in addition to the base install."""
 
 
 def missing(error: ModuleNotFoundError, extra: str = "") -> str | None:
     """Return advice for a failed import; None if the module belongs neither to an extra nor to ROS 2.
 
-    The advice names ``extra``, if given, instead of the module's own extra. For example, the extra ``train`` installs
-    all modules of the command ``train``.
+    ``extra`` is the package extra that the advice recommends. For example, the command ``train`` calls this function
+    with ``extra="train"``, because the package extra ``train`` installs all modules of the command. If ``extra`` is
+    empty, the advice recommends the extra that the module belongs to.
     """
     module = (error.name or "").split(".")[0]
     if module in _ROS or module.endswith("_msgs"):
@@ -73,7 +74,10 @@ def missing(error: ModuleNotFoundError, extra: str = "") -> str | None:
 
 @contextlib.contextmanager
 def advice() -> Iterator[None]:
-    """Replace the text of a ModuleNotFoundError in the block with the advice of :func:`missing`, if there is any."""
+    """If the block raises a ModuleNotFoundError, use the advice of :func:`missing` as the text of the error.
+
+    If :func:`missing` returns no advice, the text does not change.
+    """
     try:
         yield
     except ModuleNotFoundError as error:

@@ -13,8 +13,9 @@ from pathlib import Path
 
 @contextlib.contextmanager
 def naming(path: Path, instead_of: str = "") -> Iterator[None]:
-    """If the block raises an OSError without a file name, add ``path``. For example, a failed write names no file.
+    """If the block raises an OSError without a file name, add ``path``.
 
+    For example, the error of a failed write has no file name.
     If the error names a temporary file with the prefix ``instead_of``, ``path`` replaces that name.
     """
     try:
@@ -45,10 +46,12 @@ def write_atomically(path: Path, content: bytes, mode: int = 0o644) -> None:
 
 @contextlib.contextmanager
 def replacing(path: Path, mode: int = 0o644) -> Iterator[Path]:
-    """Yield a temporary file to write in the block. At the end, flush it to the disk and rename it to ``path``.
+    """Yield a temporary file, which the block writes.
+
+    When the block ends, flush the temporary file to the disk and rename it to ``path``.
 
     Args:
-        mode: the permissions of the file, less the umask of this process.
+        mode: the permissions of the file, minus the umask of this process.
 
     Raises:
         OSError: the disk is full, the folder is not writable, or ``path`` is a folder, a device or a pipe. The old file
@@ -76,7 +79,7 @@ def replacing(path: Path, mode: int = 0o644) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def creating(path: Path) -> Iterator[None]:
-    """Remove the file ``path`` if the block, which creates it, fails.
+    """If the block fails, remove the file ``path``, which the block creates.
 
     Raises:
         FileExistsError: the file exists. It does not change.

@@ -102,8 +102,8 @@ def processor_seconds(process: int) -> float | None:
 def available_memory() -> int | None:
     """Return the bytes that this process can allocate without swapping; None on systems other than Linux.
 
-    The machine's memory limits these bytes, and so does each control group (container) of the process. The result
-    includes the memory of file caches that the system can free without swapping.
+    The result is the smallest of these: the bytes left on the machine, and the bytes left in each control group
+    (container) of the process. These bytes include file caches that the system can free without swapping.
     """
     try:
         lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()

@@ -63,7 +63,8 @@ def claim(
     name first. A process in another network namespace does not see the claim.
 
     While another process holds the name, wait at most ``patience`` seconds, or until ``stopped`` returns a true result.
-    If the name is still not free then, raise a UsageError with the text ``refusal`` and, if known, the holder.
+    If another process still holds the name after this wait, raise a UsageError. The text of the error is ``refusal``,
+    followed by the holder if the holder is known.
     """
     end = time.monotonic() + patience
     address = f"\0td3-robot-{hashlib.sha256(what.encode('utf-8', 'surrogateescape')).hexdigest()[:32]}"
@@ -83,7 +84,7 @@ def claim(
 
 
 def _holder(address: str) -> str:
-    """Describe the process that holds an address, for the error; empty if it is unknown."""
+    """Describe the process that holds an address, for the error text. The result is empty if the process is unknown."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC) as probe:
         probe.setblocking(False)
         try:

@@ -10,7 +10,7 @@ WINDOW_S = 5.0
 
 
 class RateMeter:
-    """Measures the growth of counts per second.
+    """Measures by how much each count grows in one second.
 
     Args:
         period: seconds between two computations of the rates. Calls between them return the last rates.
@@ -23,9 +23,9 @@ class RateMeter:
         self._rates: dict[str, float] = {}
 
     def __call__(self, now: float, **counts: float) -> dict[str, float]:
-        """Return the rate of each count by name at time ``now`` (s); empty until the first period is over.
+        """Return a map from the name of each count to its rate. The map is empty until the first period is over.
 
-        Every call must pass the same names.
+        ``now`` is the current time in seconds. Every call must pass the same names.
         """
         if self._before is None:
             self._before = now, counts
@@ -63,7 +63,7 @@ class LoopRate:
         self._seconds = self._squares = 0.0  # sums of intervals (s) and of squared deviations from the period
 
     def turn(self, now: float, *, missed: int = 0, deadlines: int = 1) -> None:
-        """Note a turn of the loop at ``now`` (s).
+        """Record that the loop made a turn at time ``now`` (s).
 
         ``deadlines`` is the number of deadlines since the last turn. ``missed`` is how many of them the loop missed.
         """
@@ -85,7 +85,8 @@ class LoopRate:
     def report(self, log: logging.Logger, what: str, allowed: float) -> None:
         """Log the first measurement, and each later measurement in which the loop missed too many deadlines.
 
-        ``what`` names the loop. A share of missed deadlines above ``allowed`` (0 to 1) is a warning.
+        ``what`` names the loop. If the share of missed deadlines is above ``allowed`` (0 to 1), the log entry is a
+        warning.
         """
         if self._reported == self.measured:
             return

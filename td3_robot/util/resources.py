@@ -40,8 +40,12 @@ def find(kind: str, name: str) -> Path:
                 return candidate
     known = sorted(file.stem for file in folder(kind).glob("*.yaml"))
     alike = similar(path.stem, known, 3)
-    hint = f"similar shipped files: {', '.join(alike)}" if alike else f"shipped files: {', '.join(known)}"
-    raise ConfigError(f"{kind}: no file {name!r}; {hint}")
+    hint = (
+        f"similar shipped files in {kind}: {', '.join(alike)}"
+        if alike
+        else f"shipped files in {kind}: {', '.join(known)}"
+    )
+    raise ConfigError(f"there is no file {name!r}; {hint}")
 
 
 class _Loader(yaml.SafeLoader):

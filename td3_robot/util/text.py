@@ -1,4 +1,4 @@
-"""Defines the rule for names, makes text from files and peers safe for terminals, and suggests corrections."""
+"""Defines the rule for names, makes texts from files and peers safe to print, and suggests corrections."""
 
 from __future__ import annotations
 

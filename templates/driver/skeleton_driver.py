@@ -19,7 +19,7 @@ from td3_robot.specs import Channel, Float32, RobotSpec
 class SkeletonDriver(Robot):
     """A joint that moves with the commanded velocity."""
 
-    # REPLACE: the robot's name; name, unit, lowest and highest value of each channel; the control period in seconds.
+    # REPLACE: the robot's name and control period in seconds; for each channel: name, unit, lowest and highest value.
     # The robot's policy must have the same specification, so train the policy on a task with the same values.
     spec = RobotSpec(
         "Skeleton",
@@ -47,8 +47,9 @@ class SkeletonDriver(Robot):
     def close(self) -> None:
         """Release the hardware. The driver has applied the safe action before this call."""
 
-    # Optional methods: `reset` prepares an episode, `phase` ends it, `reward` is for a learner, and `stop` brings the
-    # robot to rest while another method hangs. See docs/how-to/write_a_driver.md of td3-robot.
+    # Optional methods: `reset` prepares an episode, `phase` tells whether the episode ends, `reward` computes the
+    # reward for a learner, and `stop` brings the robot to rest while another method hangs. See
+    # docs/how-to/write_a_driver.md of td3-robot.
 
 
 if __name__ == "__main__":

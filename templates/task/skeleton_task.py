@@ -19,7 +19,7 @@ Array = np.ndarray[Any, Any]
 
 
 class SkeletonTask(gymnasium.Env[Array, Array]):
-    """A joint that moves with the commanded velocity must go to angle 0."""
+    """The robot is one joint. Each action is a velocity of this joint, and the goal is angle 0."""
 
     # REPLACE: name, unit, lowest and highest value of each channel, and the control period in seconds. The robot's
     # driver must have the same specification.

@@ -69,7 +69,10 @@ def test_our_own_driver_conforms(tmp_path: Path) -> None:
 
 
 def test_hellos_sent_before_the_check_are_no_mistake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A driver may start before the check. ZeroMQ keeps its Hellos and then delivers them all at once."""
+    """A driver may start before the check.
+
+    ZeroMQ keeps this driver's Hellos until the check starts, and then delivers all of them at once.
+    """
     monkeypatch.setattr(conformance_wire, "PATIENCE", 1.0)
     endpoint, ended = f"ipc://{tmp_path}/policy", threading.Event()
     frames = [b"hello", codec.encode(hello("driver", "early", client=1, robots=1, spec=example.spec()))]
@@ -134,7 +137,7 @@ def test_a_faulty_driver_is_found(faulty_drivers: dict[str, Checks], fault: str)
     assert "found a mistake" in checks.lines()[-1]
 
 
-def test_every_check_of_a_driver_has_a_faulty_driver() -> None:
+def test_for_every_check_of_a_driver_there_is_a_faulty_driver() -> None:
     assert {check for check, _ in FAULTS.values()} == set(conformance_driver.DEMANDS)
 
 
@@ -142,7 +145,7 @@ def test_a_driver_that_does_not_connect_is_reported(tmp_path: Path, capsys: pyte
     assert main(["bench", "conformance", f"ipc://{tmp_path}/policy", "--wait", "0.1"]) == 1
     lines = capsys.readouterr().out.splitlines()
     assert "         found: no Hello within 0.1 s" in lines
-    assert lines[-1] == "1 of 26 checks found a mistake; not reached: 25 (-)"
+    assert lines[-1] == "1 of 26 checks found a mistake; not reached (marked -): 25"
 
 
 def test_a_hello_without_a_name_is_reported(tmp_path: Path) -> None:
@@ -266,8 +269,8 @@ def lenient() -> Change:
 def backwards() -> tuple[Change, Change]:
     """Imitate a server that answers a Step whose sequence goes back.
 
-    The proxy gives the kit's Step 0 a higher sequence, so that the server answers. In the Action, the proxy changes
-    ``answers`` back to 0.
+    After higher sequences, the kit sends a Step with sequence 0. The proxy gives this Step a higher sequence, so the
+    server answers it. The proxy then sets ``answers`` in the Action back to 0.
     """
     high, newest = 10**6, [0]
 
@@ -296,7 +299,10 @@ def welcome_instead(topic: str, message: dict[str, Any]) -> list[tuple[str, dict
 
 
 def numbered(*first: int) -> Change:
-    """Imitate a server that gives these sessions to its first Welcomes, and a new session to each later Welcome."""
+    """Imitate a server that puts the session numbers ``first`` into its first Welcomes, in this order.
+
+    Each later Welcome has a new session number.
+    """
     sessions = itertools.chain(first, itertools.count(10))
     return on("welcome", lambda message: [{**message, "session": next(sessions)}])
 
@@ -306,8 +312,8 @@ SERVER_FAULTS: dict[str, tuple[str, Callable[[], tuple[Change, Change]]]] = {
     "no noise seed": ("form", lambda: (on("action", without_seed), same)),
     "silent before a hello": ("stranger", lambda: (without("refused", lambda it: it["code"] == "hello"), same)),
     "refuses a stranger twice": ("stranger", lambda: (on("refused", lambda it: [it, it]), same)),
-    "a session for each welcome": ("welcome", lambda: (numbered(), same)),
-    "a session for operators": ("welcome", lambda: (numbered(7, 7), same)),
+    "a new session in each welcome": ("welcome", lambda: (numbered(), same)),
+    "another session for the operator": ("welcome", lambda: (numbered(7, 7), same)),
     "wrong code": ("refusals", lambda: (setting("refused", code="hello"), same)),
     "no reason": ("refusals", lambda: (setting("refused", reason=""), same)),
     "two drivers": ("name", lambda: (welcome_instead, same)),
@@ -318,23 +324,26 @@ SERVER_FAULTS: dict[str, tuple[str, Callable[[], tuple[Change, Change]]]] = {
         "action",
         lambda: (on("action", lambda it: [{**it, "action": bytes(len(it["action"]))}]), same),
     ),
-    "each step once": ("again", lambda: (once(), same)),
+    "answers each step once": ("again", lambda: (once(), same)),
     "actions twice": ("newest", lambda: (on("action", lambda it: [it, it]), same)),
-    "every source": ("wrong steps", lambda: (same, lenient())),
-    "every sequence": ("going back", backwards),
-    "no new fields in steps": ("unknown field", lambda: (same, without("step", lambda it: "later" in it))),
-    "no new fields in hellos": ("optional", lambda: (same, without("hello", lambda it: "later" in it))),
+    "accepts every source": ("wrong steps", lambda: (same, lenient())),
+    "accepts every sequence": ("going back", backwards),
+    "drops steps with new fields": ("unknown field", lambda: (same, without("step", lambda it: "later" in it))),
+    "drops hellos with new fields": ("optional", lambda: (same, without("hello", lambda it: "later" in it))),
     "another reply": ("reply", lambda: (on("reply", lambda it: [{**it, "id": it["id"] + 1}]), same)),
     "two replies": ("reply", lambda: (on("reply", lambda it: [it, it]), same)),
-    "no errors": ("unknown verb", lambda: (setting("reply", error=""), same)),
+    "replies without error text": ("unknown verb", lambda: (setting("reply", error=""), same)),
     "relay with a target": ("relay", lambda: (setting("command", target="conformance"), same)),
     "acts in a stop": (
         "stop",
         lambda: (on("action", lambda it: [{**it, "weights_version": it["weights_version"] or 9}]), same),
     ),
-    "ignores drivers": ("stop of a robot", lambda: (same, without("command", lambda it: it["reason"] == "smoke"))),
+    "ignores the estop of a driver": (
+        "stop from a driver",
+        lambda: (same, without("command", lambda it: it["reason"] == "smoke")),
+    ),
     "forgets a stop": (
-        "joining a stop",
+        "joining during a stop",
         lambda: (without("command", lambda it: it["reason"].startswith("one is in force")), same),
     ),
     "ignores bye": ("bye", lambda: (same, without("bye"))),
@@ -371,7 +380,7 @@ def test_a_faulty_policy_server_is_found(faulty_servers: dict[str, Checks], faul
 
 
 @pytest.mark.slow
-def test_the_report_names_the_command_with_two_replies(faulty_servers: dict[str, Checks]) -> None:
+def test_the_report_names_the_command_that_gets_two_replies(faulty_servers: dict[str, Checks]) -> None:
     assert faulty_servers["two replies"].wrong.keys() == {"reply"}
     assert "the Command activate gets two Replies" in faulty_servers["two replies"].wrong["reply"]
 
@@ -389,7 +398,7 @@ def test_the_report_counts_the_actions_of_a_step(faulty_servers: dict[str, Check
     assert any(found.endswith(" gets 2 Actions") for found in faulty_servers["actions twice"].wrong["answer"])
 
 
-def test_every_check_of_a_policy_server_has_a_faulty_server() -> None:
+def test_for_every_check_of_a_policy_server_there_is_a_faulty_server() -> None:
     assert {check for check, _ in SERVER_FAULTS.values()} == set(conformance_policy.DEMANDS)
 
 

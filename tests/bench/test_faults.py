@@ -1,4 +1,7 @@
-"""The benchmark benchmarks/faults.py: its cells (fault, process, use), its table on a page, and its parts."""
+"""The benchmark benchmarks/faults.py: its cells, its table on a page, and some of its functions.
+
+A cell is a combination of a fault, a process and a use.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,7 @@ from td3_robot.errors import NodeError
 SCRIPTS = Path(__file__).parents[2] / "benchmarks"
 
 
-def test_page_shows_the_matrix_of_the_data(tmp_path: Path) -> None:
+def test_the_page_shows_the_matrix_from_faults_json(tmp_path: Path) -> None:
     import reliability
 
     page = tmp_path / "page.md"
@@ -54,10 +57,11 @@ def test_cells_of_another_machine_are_not_mixed_with_new_cells(tmp_path: Path) -
     assert json.loads(out.read_text()) == other
 
 
-def test_the_longest_gap_may_begin_before_the_fault_and_end_with_the_measurement() -> None:
+def test_a_gap_counts_even_if_it_begins_before_the_fault_or_lasts_until_the_measurement_ends() -> None:
     """Messages come at 1, 2, 6 and 7 s. The fault comes at 0, 3, 6 or 8 s.
 
-    A measurement that ends at 7 s adds no gap. A measurement that ends at 12 s adds the gap from 7 to 12 s.
+    A measurement that ends at 7 s has no gap after the last message. A measurement that ends at 12 s has a gap from 7
+    to 12 s.
     """
     from faults_injected import longest_gap
 
@@ -88,7 +92,7 @@ class Still:
         return [(1.0, 0.5)]
 
 
-def test_the_note_of_a_robot_that_never_moves_again_gives_the_reason(
+def test_if_a_robot_never_moves_again_the_note_of_the_cell_says_why(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     import fault_robot
@@ -99,7 +103,8 @@ def test_the_note_of_a_robot_that_never_moves_again_gives_the_reason(
     cell = fault_robot.deploy("kill", "policy", tmp_path, 0)
     assert (cell["safe_s"], cell["robot_goes_on_s"]) == (None, None)
     assert cell["note"] == "no action of the policy within 40 s"
-    assert cell["goes_on_s"] > 10**9 - 1  # the last message came 1 s after 1970 began, and the measurement ends now
+    # The gap begins at the last message, which came 1 s after 1970 began. It lasts until now.
+    assert cell["goes_on_s"] > 10**9 - 1
 
 
 @pytest.mark.slow
@@ -121,7 +126,10 @@ def run(*words: str) -> Any:
 
 
 def test_a_leaking_process_fails_when_it_needs_memory(tmp_path: Path) -> None:
-    """The process runs until the file holds its process ID. Then ``benchmarks/leak`` takes its memory, and it fails."""
+    """The environment variable LEAK names a file. The process runs until this file contains the ID of the process.
+
+    Then ``benchmarks/leak`` sets a memory limit and takes all memory up to this limit, so that the process fails.
+    """
     (tmp_path / "leaking").write_text("0")
     program = "import time\nprint('ready', flush=True)\nwhile True:\n    bytearray(1 << 20)\n    time.sleep(0.001)\n"
     environment = {**os.environ, "LEAK": str(tmp_path / "leaking"), "PYTHONPATH": str(SCRIPTS / "leak")}

@@ -38,7 +38,9 @@ def test_report_names_the_machine_and_every_kind_of_update(
         assert row["cpu_ms_per_update"] > 0
 
 
-def test_text_has_a_line_for_each_row(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_printed_text_has_one_line_for_each_result(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setattr(compute, "bf16_problem", lambda *_: "processor has none")
     monkeypatch.setattr(bench, "take_turns", lambda kinds, *_: {kind: [bench.Turn(2.0, 1.0)] for kind in kinds})
     assert cli.main(["bench", "learner", *SHORT]) == 0
@@ -57,7 +59,10 @@ def test_turn_of_zero_seconds_makes_one_block_of_updates(monkeypatch: pytest.Mon
 
 
 def test_ratio_is_the_median_of_the_ratios_of_all_rounds() -> None:
-    """The ratios are 4/2, 9/3 and 5/5. Both sides of a ratio ran in the same round, so a slow machine affects both."""
+    """The ratios are 4/2, 9/3 and 5/5.
+
+    Both numbers of a ratio come from the same round, so a slow machine affects both numbers.
+    """
     assert harness.ratio([4, 9, 5], [2, 3, 5]) == 2
 
 

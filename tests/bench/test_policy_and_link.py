@@ -83,7 +83,7 @@ def test_wrong_arguments_give_one_line_of_error(capsys: pytest.CaptureFixture[st
         assert error.count("\n") == 1
 
 
-def test_percentiles_of_nanoseconds_are_in_microseconds() -> None:
+def test_percentiles_of_nanoseconds_are_given_in_microseconds() -> None:
     assert harness.percentiles([1000, 2000, 3000]) == {"p50": 2.0, "p99": 3.0, "p999": 3.0, "max": 3.0}
 
 

@@ -25,7 +25,7 @@ def test_few_sources_are_served_one_step_at_a_time() -> None:
     assert outcome.delay_ms == pytest.approx(1.0)
 
 
-def test_the_costs_limit_the_steps_of_a_busy_thread() -> None:
+def test_a_busy_thread_processes_only_as_many_steps_as_the_costs_allow() -> None:
     """100 sources send 6,000 Steps per second, and each Step takes 1 ms. The thread processes 1,000 per second.
 
     So after 2 s, 2 · (6,000 - 1,000) Steps wait.
@@ -76,7 +76,7 @@ def test_the_fit_recovers_the_costs() -> None:
     assert queues.fit(cells) == pytest.approx(costs)
 
 
-def test_the_page_scale_shows_the_measured_figures(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_the_page_about_scale_shows_the_measured_figures(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     import scale_page
 
     copy = tmp_path / "scale.md"
@@ -91,7 +91,7 @@ def test_the_page_scale_shows_the_measured_figures(monkeypatch: pytest.MonkeyPat
 def test_parts_that_were_measured_differently_are_not_mixed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], other: dict[str, Any]
 ) -> None:
-    """The page Scale names the rounds, the seconds and the processor once, for all parts of the benchmark."""
+    """The page scale.md names the rounds, the seconds and the processor once, for all parts of the benchmark."""
     scale = importlib.import_module("scale")
     monkeypatch.setattr(scale, "_Bench", lambda *_: SimpleNamespace(costs=lambda: "new"))
     file = tmp_path / "scale.json"

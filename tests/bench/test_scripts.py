@@ -26,7 +26,7 @@ def report(script: str, *arguments: str) -> Any:
 
 
 @pytest.mark.slow
-def test_learner_peers_compares_with_sb3_and_with_the_peak() -> None:
+def test_the_script_learner_peers_compares_td3_robot_with_sb3_and_with_the_matrix_products() -> None:
     sizes = ("--seconds", "0.01", "--repetitions", "1", "--networks", "256-256", "--threads", "1", "--no-compile")
     rows = {row["kind"]: row for row in report("learner_peers.py", *sizes)["results"]}
     assert rows.keys() >= {"sb3", "fp32", "products fp32"}
@@ -41,11 +41,11 @@ def test_products_of_an_update_match_a_hand_calculation() -> None:
 
     Multiplications for one sample: actor 22·4 + 4·3 + 3·6 = 118, critic 28·4 + 4·3 + 3·1 = 127.
 
-    Critic update: target actor 118; two target critics, two critics and their weight gradients 3 · 2 · 127 = 762;
-    input gradients of both critics except in the first layer 2 · (3·1 + 4·3) = 30; sum 910.
+    Critic update: target actor 118; two target critics 2 · 127; two critics 2 · 127; weight gradients of the two
+    critics 2 · 127; input gradients of both critics except in the first layer 2 · (3·1 + 4·3) = 30; sum 910.
 
     Actor update: actor 118; critic 127; gradient of the critic's action input 3·1 + 4·3 + 4·6 = 39; weight gradients
-    of the actor 118; its input gradients 4·3 + 3·6 = 30; sum 432.
+    of the actor 118; input gradients of the actor except in the first layer 4·3 + 3·6 = 30; sum 432.
     """
     critic, actor = importlib.import_module("learner_peers").products((4, 3))
     assert sum(m * k * n for m, k, n in critic) == 256 * 910
@@ -53,7 +53,7 @@ def test_products_of_an_update_match_a_hand_calculation() -> None:
 
 
 @pytest.mark.slow
-def test_train_peers_compares_with_the_faster_sb3() -> None:
+def test_the_script_train_peers_compares_td3_robot_with_the_faster_sb3() -> None:
     tiny = ("--threads", "1", "--hidden", "8", "--batch", "4", "--no-compile", "--steps", "1000", "--rounds", "1")
     rows = {row["kind"]: row for row in report("train_peers.py", *tiny)["results"]}
     ours, theirs = rows["fp32"], rows["sb3"]
@@ -141,13 +141,16 @@ def stretch(recorded: bool, steps: float, wall: float, training: float, recorder
 
 
 def test_the_report_of_two_blocks_matches_a_hand_calculation() -> None:
-    """A plain stretch has no recorder. The processor time of a recorded stretch includes that of its recorder.
+    """A plain stretch has no recorder. The processor time of a recorded stretch includes the recorder's processor time.
 
     Throughput: block 1 has 1000 plain steps in 10 s and 900 recorded steps in 10 s, so the ratio is 0.9. Block 2 has
-    1000 steps in 10 s of each kind, so the ratio is 1.
+    1000 plain steps in 10 s and 1000 recorded steps in 10 s, so the ratio is 1.
 
-    Processor time per step: in block 1, 12 s / 1000 plain and (9 + 0.9) s / 900 = 11 ms recorded, ratio 11/12. In
-    block 2, 10 s / 1000 plain and (10 + 1) s / 1000 recorded, ratio 1.1.
+    Processor time per step in block 1: a plain step takes 12 s / 1000 = 12 ms. A recorded step takes
+    (9 + 0.9) s / 900 = 11 ms. So the ratio is 11/12.
+
+    In block 2, a plain step takes 10 s / 1000 = 10 ms. A recorded step takes (10 + 1) s / 1000 = 11 ms. So the ratio is
+    1.1.
     """
     figures = recorded_training.report(
         [
@@ -198,7 +201,7 @@ def test_recorded_training_reports_ratios_and_sizes() -> None:
     assert figures["recorded_mb"] > 0
 
 
-def test_link_floor_compares_with_an_echo() -> None:
+def test_the_script_link_floor_compares_the_servers_with_an_echo() -> None:
     rows = report("link_floor.py", "--trips", "200", "--robots", "1", "8")["robots"]
     for kinds in rows.values():
         assert kinds["echo"]["p50_over_echo"] == 1
@@ -213,7 +216,7 @@ def test_policy_server_answers_every_step_under_attack() -> None:
     assert all(row["attacked"]["p50"] > 0 for row in attacks.values())
 
 
-def test_sim_peers_compares_with_the_published_robots() -> None:
+def test_the_script_sim_peers_compares_td3_robot_with_the_published_robots() -> None:
     """Standard output holds only the JSON, although the C code of the published robots prints text."""
     found = report("sim_peers.py", "--steps", "2", "--rounds", "1", "--resets", "1")
     for task in ("Walker2D", "Ant"):
@@ -237,8 +240,8 @@ def test_buffered_output_of_c_code_goes_to_standard_error(capfd: pytest.CaptureF
 def test_the_page_of_results_shows_every_trial(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A cell has one evaluation for each seed (101 and 102): mean return, and reward per step in parentheses.
 
-    The title of a column is a number of steps. A cell shows an evaluation only if it is less than 1,000 steps away from
-    this number.
+    The title of a column is a number of steps. A cell shows an evaluation only if the evaluation's number of steps
+    differs from the title by less than 1,000.
     """
     trials = importlib.import_module("trials")
     assert "\n".join(trials.table()) in trials.PAGE.read_text(encoding="utf-8")

@@ -49,12 +49,13 @@ def test_the_report_has_the_machine_the_robots_the_fleets_and_the_memory() -> No
 def test_text_has_a_line_for_each_figure(capsys: pytest.CaptureFixture[str]) -> None:
     assert bench.main(["--steps", "2", "--rounds", "1", "--resets", "1"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    # The machine; then for each of two tasks one robot, three fleets and, on Linux, the memory.
+    # One line shows the machine. For each of the two tasks, one line shows one robot, three lines show fleets, and on
+    # Linux one line shows the memory.
     assert len(lines) == 1 + 2 * (1 + 3 + (sys.platform == "linux"))
     assert all("steps/s" in line or "MB" in line for line in lines[1:])
 
 
-def test_each_round_begins_with_another_contestant_and_the_warm_up_does_not_count() -> None:
+def test_the_warm_up_does_not_count_and_each_round_begins_with_another_contestant() -> None:
     order: list[str] = []
     contestants = {name: (lambda name=name: order.append(name)) for name in "abc"}
     results = harness.take_turns(contestants, 2, warm_up=True)

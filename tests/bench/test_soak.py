@@ -37,17 +37,18 @@ def rows(**slopes: float) -> Any:
         ({"median_ms": 60.0, "load": 40.0}, []),  # the latency is 2.1 times as long, but the load is 1.9 times as high
     ],
 )
-def test_verdict_names_what_grows_after_the_warm_up(slopes: dict[str, float], grows: list[str]) -> None:
-    """Allowed growth per hour: 4 MB of memory, or 5 % of it if this is more. The disk use may grow without limit.
+def test_the_verdict_lists_what_grows_after_the_warm_up(slopes: dict[str, float], grows: list[str]) -> None:
+    """The memory may grow by 4 MB per hour, or by 5 % per hour if 5 % is more than 4 MB. The disk use has no limit.
 
-    At the same load, the latency may grow to 1.5 times its value. The numbers of open files and threads must not grow.
+    At the same load, the latency at the end may be at most 1.5 times the latency after the warm-up. The numbers of
+    open files and threads must not grow.
     """
     import soak
 
     assert soak.judge(rows(**slopes))["grows"] == grows
 
 
-def test_without_an_action_the_latency_fails_the_check() -> None:
+def test_the_check_fails_if_the_samples_have_no_latency() -> None:
     import soak
 
     made = rows()
@@ -58,7 +59,7 @@ def test_without_an_action_the_latency_fails_the_check() -> None:
 
 
 @pytest.mark.parametrize(("lost", "code"), [({}, 0), ({"step": 2}, 1)])
-def test_missing_messages_fail_the_check(
+def test_the_check_fails_if_messages_are_missing(
     lost: dict[str, int], code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     import soak
@@ -73,7 +74,7 @@ def test_missing_messages_fail_the_check(
     assert json.loads((tmp_path / "deploy.json").read_text())["missing"] == lost
 
 
-def test_page_shows_the_tables_of_the_data(tmp_path: Path) -> None:
+def test_the_tables_of_the_reliability_page_match_the_data(tmp_path: Path) -> None:
     import reliability
 
     page = tmp_path / "docs" / "explanation" / "page.md"

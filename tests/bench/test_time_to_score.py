@@ -30,7 +30,7 @@ def test_unknown_contestant_is_refused(capsys: pytest.CaptureFixture[str], monke
     assert "the contestant is 'sb4'; allowed: td3-robot, sb3-td3, " in capsys.readouterr().err
 
 
-def test_an_evaluation_after_the_last_callback_has_the_time_at_which_it_was_made(
+def test_an_evaluation_that_is_read_late_keeps_the_time_when_it_was_made(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The clock of the learner starts 5 s after the training begins. So 19 s on this clock are 24 s of training.

@@ -84,7 +84,7 @@ def test_create_removes_or_sets_the_noise_and_adds_a_note(run: Any, file: Path, 
     assert Bundle.load(out).exploration == Exploration("gaussian_v2", 0.05)
 
 
-def test_a_policy_may_have_the_name_of_a_checkpoint(run: Any, file: Path, tmp_path: Path) -> None:
+def test_create_accepts_a_policy_file_that_is_named_like_a_checkpoint(run: Any, file: Path, tmp_path: Path) -> None:
     named = file.rename(tmp_path / "checkpoint-1.safetensors")
     assert run("create", named, tmp_path / "out.safetensors")[0] == 0
     assert Bundle.load(tmp_path / "out.safetensors").spec == Bundle.load(named).spec
@@ -216,7 +216,7 @@ def test_verify_uses_observations_within_their_ranges(
     assert np.ptp(seen[0]) > 0.9 * (between[1] - between[0])
 
 
-def test_verify_refuses_another_robot(run: Any, file: Path, tmp_path: Path, make_bundle: Any) -> None:
+def test_verify_refuses_a_policy_for_another_robot(run: Any, file: Path, tmp_path: Path, make_bundle: Any) -> None:
     whole = make_bundle()
     other = RobotSpec("Toy", whole.spec.observations, (whole.spec.actions[0], Channel("right", "N", -0.5, 0.6)), 0.02)
     Bundle(other, whole.hidden, whole.tensors).save(tmp_path / "other")
@@ -251,7 +251,7 @@ def test_a_file_is_replaced_only_with_force(words: tuple[str, ...], run: Any, fi
     arguments = [{"FILE": file, "OUT": out}.get(word, word) for word in words]
     code, _, error = run(*arguments)
     assert (code, out.read_text()) == (2, "precious")
-    assert error == f"td3-robot bundle: '{out}' exists already; replace it with --force, or name another file\n"
+    assert error == f"td3-robot bundle: '{out}' exists already; give --force to replace it, or name another file\n"
     assert run(*arguments, "--force")[0] == 0
     assert len(out.read_bytes()) > 100
 

@@ -22,7 +22,10 @@ def fail(
     capsys: pytest.CaptureFixture[str],
     make_bundle: Callable[..., Bundle],
 ) -> Callable[[str], tuple[int, str]]:
-    """Returns a function that runs a command in a folder with some files. It gives the exit code and the error text."""
+    """Return a function that runs a command in a folder with some files.
+
+    The function returns the exit code and the error text.
+    """
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(process, "_catch_signals", lambda _: None)  # pytest handles the signals
     (tmp_path / "robot.yaml").write_text("endpoints: {policy: ipc://policy.sock}")
@@ -146,7 +149,7 @@ def test_a_mistake_gives_exit_code_2_and_one_line(
         "topic echo step --config busy.yaml",
     ],
 )
-def test_a_busy_address_gives_exit_code_2_and_the_last_line_names_it(
+def test_a_busy_address_gives_exit_code_2_and_the_last_line_names_the_address(
     words: str, fail: Callable[[str], tuple[int, str]], tmp_path: Path
 ) -> None:
     with zmq.Context() as context, context.socket(zmq.ROUTER) as socket:
@@ -156,7 +159,7 @@ def test_a_busy_address_gives_exit_code_2_and_the_last_line_names_it(
         (tmp_path / "busy.yaml").write_text(f"endpoints: {{{links}}}")
         code, error = fail(words.format(endpoint=endpoint))
     assert code == 2, error
-    last = error.splitlines()[-1]  # a deployed policy server warns first
+    last = error.splitlines()[-1]  # a policy server first logs which policy it serves
     assert endpoint in last
     assert "already in use" in last
 
@@ -210,7 +213,7 @@ def test_a_folder_without_permission_gives_exit_code_2(fail: Callable[[str], tup
         ("node estpo --run toy", "td3-robot node: VERB is 'estpo'; did you mean 'estop'?"),
         ("train --resume nowhere", "td3-robot train: --resume: run folder 'nowhere' holds no run"),
         ("sim --run nowhere", "td3-robot sim: --run: run folder 'nowhere' holds no run"),
-        ("train nix.yaml", "td3-robot train: configs: no file 'nix.yaml'; shipped files: ant, ant_fast"),
+        ("train nix.yaml", "td3-robot train: there is no file 'nix.yaml'; shipped files in configs: ant, ant_fast"),
         (
             "train walker2d --set learner.start_from=nofile --set learner.critics_first=1",
             "td3-robot train: learner.start_from: there is no policy 'nofile'; ",
@@ -250,7 +253,9 @@ def test_options_and_configuration_keys_accept_counts_like_1e5(
 
 
 @pytest.mark.usefixtures("fail")
-def test_errors_of_the_evaluator_begin_with_its_module_not_a_command(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_error_of_the_evaluator_begins_with_its_module_instead_of_a_command(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     assert evaluator.main(["--run", "nowhere"]) == 2
     text = (
         "python -m td3_robot_sims.evaluator: --run: run folder 'nowhere' holds no run: there is no config.yaml in it\n"
@@ -268,7 +273,7 @@ def test_errors_of_the_evaluator_begin_with_its_module_not_a_command(capsys: pyt
         "train walker2d --out toy.safetensors/run --set learner.precision=fp32",
     ],
 )
-def test_a_path_that_continues_after_a_file_gives_exit_code_2_and_one_line(
+def test_a_path_that_uses_a_file_as_a_folder_gives_exit_code_2_and_one_line(
     words: str, fail: Callable[[str], tuple[int, str]]
 ) -> None:
     code, error = fail(words)

@@ -36,7 +36,11 @@ def test_keys_are_created_allowed_listed_and_revoked(run: Any, tmp_path: Path) -
         key = zmq.curve_keypair()[0].decode()
     assert run("allow", "workstation", key) == (0, "workstation may connect as any role except operator\n", "")
     assert run("allow", "workstation", key, "--role", "operator") == (0, "workstation may connect as operator\n", "")
-    assert run("allow", "workstation", key, "--server", "learner") == (0, "workstation is the server of learner\n", "")
+    assert run("allow", "workstation", key, "--server", "learner") == (
+        0,
+        "workstation is the server of the link learner\n",
+        "",
+    )
     code, out, _ = run("list")
     assert [line.split() for line in out.splitlines()] == [
         ["robot-7", identity.public, "this", "machine"],

@@ -81,7 +81,7 @@ def test_list_keys_describes_every_key(capsys: pytest.CaptureFixture[str]) -> No
     assert found["safety.limits"]["type"] == "[number, number] or map of [number, number] or null"
 
 
-def test_defaults_are_those_of_the_schema() -> None:
+def test_the_listed_default_of_each_key_is_the_default_of_the_schema() -> None:
     defaults = json.loads(msgspec.json.encode(Config()))
     for key in reference.all_keys():
         if "[]." in key.name:

@@ -30,7 +30,10 @@ from td3_robot.transport import codec
         ("node state --endpoint tcp://10.0.0.1:5555", "beyond loopback"),
         ("node state --config empty.yaml", "sets no endpoints.policy"),
         ("node state --endpoint ipc://x --timeout 0", "--timeout is 0; allowed: above 0 s"),
-        ("node load --endpoint ipc://x", "allowed: load POLICY, rollback [VERSION]"),
+        (
+            "node load --endpoint ipc://x",
+            "is not allowed; these verbs have an argument: load POLICY, rollback [VERSION]",
+        ),
         ("node load nothing --endpoint ipc://x", "there is no policy 'nothing'"),
         ("node rollback one --endpoint ipc://x", "rollback to 'one'"),
         (f"node rollback {'9' * 5000} --endpoint ipc://x", "rollback to '9999"),
@@ -43,15 +46,21 @@ from td3_robot.transport import codec
         ),
         ("node estop now --endpoint ipc://x", "estop with now"),
         ("node watch now --endpoint ipc://x", "watch with now"),
-        ("node state --force --endpoint ipc://x", "--force with state; allowed: with load"),
-        ("node watch --json --endpoint ipc://x", "--json with watch; allowed: with state, configure"),
+        ("node state --force --endpoint ipc://x", "--force is not allowed with state; allowed: with load"),
+        ("node watch --json --endpoint ipc://x", "--json is not allowed with watch; allowed: with state, configure"),
         (
             "node takeover --json --target leg --endpoint ipc://x",
-            "--json with takeover; allowed: with state",
+            "--json is not allowed with takeover; allowed: with state",
         ),
-        ("node watch --index 1 --endpoint ipc://x", "--index with watch; allowed: with takeover, give_back"),
-        ("node watch --reason test --endpoint ipc://x", "--reason with watch; allowed: with state, configure"),
-        ("node takeover --endpoint ipc://x", "takeover needs --target NAME; td3-robot node state lists the robots"),
+        (
+            "node watch --index 1 --endpoint ipc://x",
+            "--index is not allowed with watch; allowed: with takeover, give_back",
+        ),
+        (
+            "node watch --reason test --endpoint ipc://x",
+            "--reason is not allowed with watch; allowed: with state, configure",
+        ),
+        ("node takeover --endpoint ipc://x", "takeover needs --target NAME; 'td3-robot node state' lists the robots"),
         ("policy", "give either --run DIR (to join a run) or --config FILE"),
         ("policy --config empty.yaml --run nowhere", "either --run DIR"),
         ("policy --config empty.yaml", "there is nothing to serve: give --bundle FILE, or set endpoints.learner"),
@@ -103,7 +112,7 @@ def _confirmed(bus: Any, verb: str, reply: Reply, messages: Iterator[Any]) -> tu
         return error.reply, str(error)
 
 
-def test_an_emergency_stop_names_robots_with_and_without_confirmation() -> None:
+def test_estop_lists_the_robots_that_confirmed_and_the_robots_that_did_not() -> None:
     """Robot `a` stops. Robot `b` replies that it has not stopped. Robot `c` does not reply."""
     bus: Any = Asked()
     reply = Reply(1, "policy", "", "fault", {"connected": ["a", "b", "c\x1b"]})
@@ -137,7 +146,7 @@ def test_robots_that_do_not_activate_are_named_with_their_states() -> None:
     assert _confirmed(bus, "activate", nobody, iter([]))[1] == ""
 
 
-def test_an_emergency_stop_also_counts_robots_that_the_reply_does_not_name() -> None:
+def test_the_error_of_an_emergency_stop_counts_the_robots_that_the_reply_does_not_name() -> None:
     bus: Any = Asked()
     reply = Reply(1, "policy", "", "fault", {"connected": ["a"], "connected_in_all": 3})
 
@@ -189,7 +198,7 @@ def test_an_empty_endpoint_is_refused(capsys: pytest.CaptureFixture[str]) -> Non
     assert "endpoint '' is not understood; allowed: ipc://PATH, tcp://HOST:PORT" in capsys.readouterr().err
 
 
-def test_state_names_faults_and_emergency_stops_first(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_output_of_state_begins_with_faults_and_emergency_stops(capsys: pytest.CaptureFixture[str]) -> None:
     """Robot `leg` reports a fault. The server gets no observation from `arm`. Robot `sim` is in an emergency stop."""
     bus: Any = Asked()
 

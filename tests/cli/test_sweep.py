@@ -67,7 +67,10 @@ def test_each_mistake_is_named_before_a_run_begins(
 
 @pytest.mark.slow
 def test_a_stopped_sweep_continues(command: Callable[..., Command], tmp_path: Path) -> None:
-    """Two values of ``learner.n_step`` with two seeds each give four runs. Ctrl-C comes after the first run."""
+    """The sweep has four runs: two values of ``learner.n_step``, and two seeds for each value.
+
+    Ctrl-C comes after the first run.
+    """
     sets = (
         *("learner.learning_starts=100", "learner.batch_size=16", "learner.precision=fp32", "learner.compile=false"),
         *("network.hidden=[8]", "evaluation.every=200", "evaluation.episodes=1", "learner.publish_every=50"),

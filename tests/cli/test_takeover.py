@@ -52,7 +52,7 @@ def driven(pipe: tuple[int, int], text: bytes) -> Any:
 
 def test_the_newest_of_several_lines_is_sent_once(pipe: tuple[int, int]) -> None:
     robot = driven(pipe, b"0.5 0.5\n0.1 0.2\n")
-    assert (robot.sent, robot.open) == ([[0.1, 0.2]], False)  # a closed takeover leaves the robot with the safe action
+    assert (robot.sent, robot.open) == ([[0.1, 0.2]], False)  # after close(), the robot applies the safe action
 
 
 def test_the_line_q_ends_the_input_but_leaves_the_takeover_open(pipe: tuple[int, int]) -> None:

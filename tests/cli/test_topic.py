@@ -56,7 +56,7 @@ def test_show_prints_a_readable_table(capsys: pytest.CaptureFixture[str]) -> Non
     [
         (["show", "acton"], "there is no topic 'acton'; did you mean 'action'?"),
         (["echo", "stepp", "--run", "x"], "there is no topic 'stepp'; did you mean 'step'?"),
-        (["echo", "step"], "give either --run DIR (to join a run) or --config FILE (to deploy without a run)"),
+        (["echo", "step"], "give either --run DIR (to join a run) or --config FILE (for nodes without a run)"),
         (["echo", "step", "--run", "x", "--count", "0"], "--count is 0; allowed: whole numbers from 1"),
         (["echo", "heartbeat", "--run", "x"], "topic 'heartbeat' cannot be watched; allowed: action, "),
         (["echo", "turn", "--run", "x"], "topic 'turn' cannot be watched"),
@@ -81,7 +81,7 @@ def test_a_printed_message_has_every_robot_and_every_channel(make_step: Callable
     assert whole(make_step(3, 2, observation=observation), {})["observation"] == observation.tolist()
 
 
-def test_messages_about_one_robot_and_about_no_robot_are_printed() -> None:
+def test_printing_works_for_messages_about_one_robot_and_about_no_robot() -> None:
     fields = dict.fromkeys(wire_fields(MotorCommand), 0) | {"action": np.array([0.5, 0.25], np.float32)}
     assert whole(MotorCommand(**fields), {"A": ["left", "right"]})["action"] == {"left": 0.5, "right": 0.25}
     assert whole(Weights(1, 0, 0, "", b"abc"), {})["payload"] == b"abc"

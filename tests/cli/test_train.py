@@ -22,7 +22,7 @@ from tests.contract.point_mass import PointMassBackend
 @pytest.mark.parametrize(
     ("critics", "text"), [("10", "for another robot"), ("0", "learner.critics_first is 0: untrained critics")]
 )
-def test_start_from_needs_a_policy_of_this_robot_and_a_training_of_the_critics(
+def test_a_training_with_start_from_needs_critics_first_above_0_and_a_policy_for_this_robot(
     critics: str, text: str, make_bundle: Callable[..., Bundle], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     make_bundle().save(tmp_path / "toy.safetensors")
@@ -66,7 +66,10 @@ def test_an_unknown_algorithm_is_an_error_before_anything_starts(
 def test_train_needs_only_the_packages_of_the_tasks_backend(
     task: str, text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Here, gymnasium, pybullet and no-such-engine count as not installed. The toy backend needs only the last one."""
+    """Here, gymnasium, pybullet and no-such-engine count as not installed.
+
+    Of these three packages, the toy backend needs only no-such-engine.
+    """
     found = prepare.version
     monkeypatch.setattr(
         prepare, "version", lambda name: "" if name in ("gymnasium", "pybullet", "no-such-engine") else found(name)
@@ -79,7 +82,9 @@ def test_train_needs_only_the_packages_of_the_tasks_backend(
 
 
 @pytest.mark.parametrize("seconds", ["nan", "0", "-3", "inf"])
-def test_log_every_must_be_a_time(seconds: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_value_of_log_every_must_be_a_finite_time_above_0(
+    seconds: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["train", "walker2d", "--out", str(tmp_path / "run"), f"--log-every={seconds}"]) == 2
     assert f"--log-every is {seconds}; allowed: above 0 s" in capsys.readouterr().err
     assert not (tmp_path / "run").exists()

@@ -37,7 +37,10 @@ RECORDINGS = {
     "deployed": "deployed/deployed.mcap",
 }
 PATIENT = ("--set", "safety.observation_deadline_ms=60000")
-"""A long deadline, for tests of other features. On a busy machine, a driver may miss the 1 s deadline of robot.yaml."""
+"""A long deadline, for tests that do not test the deadline.
+
+On a busy machine, a driver may miss the 1 s deadline of robot.yaml.
+"""
 Start = Callable[..., Command]
 
 
@@ -93,9 +96,10 @@ def same_policy(path: Path, expected: Path) -> bool:
     [("lockstep", 400, 300, 600), ("walkers", 302, 242, 500), ("free", 200, 140, 300), ("killed", 170, 9, 190)],
 )
 def test_run_is_resumed(name: str, steps: int, updates: int, end: int, frozen: Path, command: Start) -> None:
-    """A run continues from its checkpoint; ``killed`` also has 20 newer steps in its journal.
+    """A run continues from its checkpoint. The run ``killed`` also has 20 newer steps in its journal.
 
-    On the same kind of machine, a lock-step run reaches the policy of version 0.1.0, bit for bit.
+    On the kind of machine that made the files, a resumed lock-step run ends with the same policy as in version 0.1.0,
+    bit for bit.
     """
     run = frozen / "runs" / name
     finish(command("train", "--resume", str(run), "--steps", str(end)))
@@ -144,7 +148,7 @@ def test_recording_is_replayed(name: str, core: str) -> None:
 
 @pytest.mark.parametrize("name", RECORDINGS)
 def test_truncated_recording_is_recovered(name: str, frozen: Path, command: Start) -> None:
-    """A cut in the index loses no message. A cut in the last chunk loses only the newest messages."""
+    """If the index is cut, no message is lost. If the last chunk is cut, only the newest messages are lost."""
     path = frozen / RECORDINGS[name]
     before, octets = list(Session([path]).entries()), path.read_bytes()
     with path.open("rb") as file:
@@ -231,10 +235,10 @@ def actions(robot: Robot) -> set[str]:
     return {line for line in robot.record() if line.startswith("apply")}
 
 
-def test_stop_and_freeze_saved_by_version_0_1_0_stay_in_force(robot: Robot, frozen: Path) -> None:
+def test_a_state_file_of_version_0_1_0_keeps_the_emergency_stop_and_the_freeze(robot: Robot, frozen: Path) -> None:
     """The server starts in the emergency stop. ``reset`` ends the stop, then ``activate`` lets the policy act.
 
-    The freeze remains. The state file still names the policy from which a person rolled back.
+    The freeze remains. The state file still names the policy that a rollback withdrew.
     """
     path = keep(robot, frozen, "stopped.safetensors.state")
     before = json.loads(path.read_bytes())
@@ -255,7 +259,7 @@ def test_stop_and_freeze_saved_by_version_0_1_0_stay_in_force(robot: Robot, froz
     assert state(robot)["frozen"]
 
 
-def test_stop_of_one_robot_saved_by_version_0_1_0_stays_in_force(robot: Robot, frozen: Path) -> None:
+def test_a_state_file_of_version_0_1_0_keeps_one_robot_stopped(robot: Robot, frozen: Path) -> None:
     """The robot stays stopped, and the server stays inactive, until an operator ends both states."""
     keep(robot, frozen, "robot_stopped.safetensors.state")
     robot.serve(*PATIENT)

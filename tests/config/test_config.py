@@ -15,7 +15,7 @@ from td3_robot.errors import ConfigError
 from td3_robot.util import resources
 
 
-def test_launch_description_a2c_of_version_0_1_0_selects_the_algorithm_a2c(caplog: pytest.LogCaptureFixture) -> None:
+def test_an_old_configuration_that_launches_a2c_gets_the_algorithm_a2c(caplog: pytest.LogCaptureFixture) -> None:
     """Version 0.1.0 wrote all keys into the configuration of a run, including keys that A2C did not read."""
     before = {"task": "discrete:CartPole-v1", "launch": "a2c", "timing": "free", "a2c": {"episodes": 7}}
     config = configuration.parse({**before, "learner": {"algorithm": "td3", "learning_starts": 25_000}})
@@ -42,7 +42,7 @@ def test_shipped_configurations_are_valid(file: Path) -> None:
     assert configuration.load(file.stem) == configuration.load(file)
 
 
-def test_a_resolved_configuration_reads_back_equal() -> None:
+def test_a_configuration_written_as_yaml_and_read_again_is_equal() -> None:
     config = configuration.parse(
         {}, ["learner.replay_ratio=null", "network.hidden=[7, 8, 9]", "seed=5", "exploration.noise=[0.1, 0.4]"]
     )
@@ -50,7 +50,10 @@ def test_a_resolved_configuration_reads_back_equal() -> None:
 
 
 def test_ddpg_is_td3_without_its_three_additions() -> None:
-    """``ddpg`` switches off twin critics, target noise and policy delay. TD3 can switch off each one alone."""
+    """``ddpg`` switches off twin critics, target noise and policy delay.
+
+    With ``td3``, a configuration can switch off each of the three separately.
+    """
     ddpg = configuration.parse({}, ["learner.algorithm=ddpg"])
     assert (ddpg.learner.twin_critics, ddpg.learner.target_noise, ddpg.learner.policy_delay) == (False, 0.0, 1)
     assert configuration.parse(yaml.safe_load(ddpg.to_yaml())) == ddpg
@@ -64,7 +67,7 @@ def test_lap_implies_the_huber_loss() -> None:
     assert configuration.parse({}, ["learner.critic_loss=huber"]).learner.replay == "uniform"
 
 
-def test_overrides_are_typed() -> None:
+def test_an_override_gets_the_type_of_its_key() -> None:
     config = configuration.parse(
         {"learner": {"batch_size": 8}}, ["learner.batch_size=9", "learner.learning_rate=3e-4", "timing=lockstep"]
     )
@@ -162,7 +165,7 @@ def test_errors_name_the_key_the_value_and_what_is_allowed(
 
 
 def test_files_that_cannot_be_read_or_parsed_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"no file 'walker3d'; similar shipped files: walker2d"):
+    with pytest.raises(ConfigError, match=r"there is no file 'walker3d'; similar shipped files in configs: walker2d"):
         configuration.load("walker3d")
     (tmp_path / "bad.yaml").write_text("a: [1\nb: 2")
     with pytest.raises(ConfigError, match="is not YAML"):
@@ -174,7 +177,7 @@ def test_files_that_cannot_be_read_or_parsed_are_refused(tmp_path: Path) -> None
     assert configuration.load(tmp_path / "empty.yaml") == Config()
 
 
-def test_a_file_makes_plain_values_and_runs_no_code(tmp_path: Path) -> None:
+def test_reading_a_configuration_gives_plain_values_and_runs_no_code(tmp_path: Path) -> None:
     """PyYAML's unsafe loaders would call the function in the tag ``!!python/object/apply``."""
     mark = tmp_path / "it-ran"
     (tmp_path / "evil.yaml").write_text(f"seed: !!python/object/apply:os.mkdir [{mark}]\n")
@@ -183,8 +186,8 @@ def test_a_file_makes_plain_values_and_runs_no_code(tmp_path: Path) -> None:
     assert not mark.exists()
 
 
-def test_the_agreement_names_only_keys_of_the_configuration() -> None:
-    """The agreement maps the keys that all processes of a run must share to their values."""
+def test_all_keys_of_the_agreement_are_keys_of_the_configuration() -> None:
+    """The agreement has the keys whose values must be the same in all processes of a run."""
     for key in Config().agreement():
         value: object = Config()
         for part in key.split("."):
@@ -202,7 +205,7 @@ def test_record_true_stands_for_a_whole_section() -> None:
 
 
 @pytest.mark.parametrize("order", [1, -1])
-def test_record_true_keeps_the_other_keys_of_its_section(order: int) -> None:
+def test_record_true_keeps_the_other_keys_of_the_section_record(order: int) -> None:
     record = configuration.parse({}, ["record=true", "record.weights_every=100"][::order]).record
     assert (record.enabled, record.weights_every) == (True, 100)
     record = configuration.parse({"record": True}, ["record.weights_every=0", "record=false"][::order]).record
@@ -226,7 +229,7 @@ def test_a_duplicate_key_is_refused(text: str, words: str, tmp_path: Path) -> No
         configuration.load(tmp_path / "c.yaml")
 
 
-def test_merged_keys_can_be_overridden(tmp_path: Path) -> None:
+def test_a_key_in_a_map_overrides_the_key_that_a_yaml_merge_brings_in(tmp_path: Path) -> None:
     text = "network: {hidden: [8]}\nlearner: {<<: {threads: 3, n_step: 2}, threads: 2}\n"
     (tmp_path / "c.yaml").write_text(text)
     loaded = configuration.load(tmp_path / "c.yaml")
@@ -240,7 +243,7 @@ def test_merged_keys_can_be_overridden(tmp_path: Path) -> None:
         ({"recovery": "auto"}, "safety.recovery is 'auto': invalid enum value 'auto'; allowed: manual, automatic"),
     ],
 )
-def test_a_choice_names_what_is_allowed(safety: Any, words: str) -> None:
+def test_the_error_for_a_wrong_choice_lists_the_allowed_values(safety: Any, words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         configuration.parse({"safety": safety})
 

@@ -14,7 +14,7 @@ def config(*overrides: str) -> Config:
     return configuration.parse({}, overrides)
 
 
-def test_differences_have_full_names() -> None:
+def test_differences_lists_the_changed_keys_by_their_full_names() -> None:
     after = config("robots=4", "learner.batch_size=128", "network.hidden=[5, 6]", "evaluation.target_return=900")
     assert changes.differences(Config(), after) == {
         "robots": (1, 4),
@@ -37,19 +37,21 @@ def test_declared_changes_are_accepted_and_listed(declared: set[str]) -> None:
         (
             ["learner.batch_size=128"],
             set(),
-            r"is 256 in the run, 128 now; to change it, add --set learner\.batch_size=128; in Python, use overrides$",
+            r"is 256 in the run, 128 now; to accept the change, add --set learner\.batch_size=128; "
+            r"in Python, use overrides$",
         ),
         (["learner.batch_size=128", "robots=2"], {"robots"}, "batch_size is 256 in the run"),
         (["learner.batch_size=128"], {"lear"}, "batch_size is 256 in the run"),
         (
             ["learner.precision=bf16"],
             {"learner.threads"},
-            r'precision is "fp32" in the run, "bf16" now; to change it, add --set',
+            r'precision is "fp32" in the run, "bf16" now; to accept the change, add --set',
         ),
         (
             ["learner.threads=2"],
             set(),
-            r"threads is 1 in the run, 2 now; to change it, add --set learner\.threads=2; in Python, use overrides$",
+            r"threads is 1 in the run, 2 now; to accept the change, add --set learner\.threads=2; "
+            r"in Python, use overrides$",
         ),
         (["learner.device=cuda"], set(), r'learner\.device is "cpu" in the run, "cuda" now'),
         (["task=Ant"], {"task"}, 'task is "Walker2D" in the run and cannot become "Ant": the run.s policy'),

@@ -37,7 +37,10 @@ class AlgorithmContract:
 
     @pytest.fixture(autouse=True)
     def _one_thread(self) -> Iterator[None]:
-        """Use one thread. More threads do not speed up small networks, and slow the test down on a busy machine."""
+        """Use one thread.
+
+        More threads do not speed up small networks. On a busy machine, more threads slow the test down.
+        """
         before = torch.get_num_threads()
         torch.set_num_threads(1)
         yield
@@ -109,7 +112,7 @@ class AlgorithmContract:
                 made.restore(arrays, {key: value for key, value in scalars.items() if key != name})
         assert bits(made) == before
 
-    def test_policy_fits_a_bundle(self, tmp_path: Path) -> None:
+    def test_policy_can_be_saved_as_a_bundle(self, tmp_path: Path) -> None:
         observations = tuple(Channel(f"o{index}", "m", -5, 5) for index in range(O))
         spec = RobotSpec("Toy", observations, tuple(Channel(f"a{index}", "N", -1, 1) for index in range(A)), 0.02)
         made = self.learned()
@@ -137,7 +140,7 @@ class AlgorithmContract:
         made.begin_with(given)
         assert all(np.array_equal(given[name], tensor) for name, tensor in made.actor_tensors().items())
 
-    def test_metrics_are_finite_means_and_gauges(self) -> None:
+    def test_metrics_are_finite_and_include_all_means_and_gauges(self) -> None:
         made = self.make()
         declared = {*made.means, *made.gauges}
         assert made.metrics() == dict.fromkeys(declared, 0.0)

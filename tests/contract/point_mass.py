@@ -46,7 +46,7 @@ class PointMassBackend(Backend):
 
     def spec(self, name: str) -> RobotSpec:
         if name != "Point":
-            raise ConfigError(f"task {self.kind}:{name} does not exist; there is Point")
+            raise ConfigError(f"task {self.kind}:{name} does not exist; allowed: Point")
         return SPEC
 
     def make(self, name: str, seed: int | None, randomization: RandomizationConfig | None) -> Environment:

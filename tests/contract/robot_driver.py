@@ -60,7 +60,7 @@ class RobotContract:
         for action in (robot.spec.action_low, robot.spec.action_high, safe_action(robot)):
             given = action.copy()
             robot.apply(given)
-            assert np.array_equal(given, action), "apply() changes its argument"
+            assert np.array_equal(given, action), "apply() changed its argument"
 
     def test_reward_and_phase_are_valid_after_a_period(self, robot: Robot) -> None:
         robot.reset()
@@ -109,7 +109,7 @@ class RobotContract:
         robot.close()
 
     def test_hang_stops_the_robot_and_ends_the_process(self, robot: Robot, monkeypatch: pytest.MonkeyPatch) -> None:
-        """observe() hangs. The driver calls stop() if the robot defines this method, and ends with exit code 70."""
+        """observe() hangs. If the robot defines stop(), the driver calls it. The driver then ends with exit code 70."""
         codes: queue.Queue[int] = queue.Queue()
         ended = threading.Event()
         stops: list[Callable[[], None] | None] = []

@@ -35,7 +35,7 @@ def actions(spec: RobotSpec, seed: int) -> Iterator[Float32]:
 def trace(environment: Environment, steps: int, seed: int) -> list[Any]:
     """Apply ``steps`` random actions, over several episodes if needed.
 
-    Return all outcomes, reward terms and first observations as lists and numbers.
+    Return lists and numbers: all outcomes and reward terms, and the first observation of each new episode.
     """
     lines: list[Any] = []
     for _, action in zip(range(steps), actions(environment.spec, seed), strict=False):
@@ -94,7 +94,7 @@ class SimulatorBackendContract:
         assert trace(one, STEPS, 4) == trace(same, STEPS, 4)
         assert make(None).reset().tolist() != make(None).reset().tolist()
 
-    def test_seed_given_to_reset_restarts_the_random_stream(self, make: Make) -> None:
+    def test_reset_with_a_seed_restarts_the_random_stream(self, make: Make) -> None:
         environment = make(1)
         first = environment.reset(7).tolist()
         episode = trace(environment, STEPS, 4)
@@ -235,7 +235,9 @@ class SimulatorBackendContract:
             assert tasks.check(task, config) == tasks.spec(task)
             return
         for call in (lambda: tasks.check(task, config), lambda: tasks.make(task, 1, config)):
-            with pytest.raises(ConfigError, match=r"randomization.mass is \[0.5, 2.0\].*of the task allows: \w+"):
+            with pytest.raises(
+                ConfigError, match=r"randomization.mass is \[0.5, 2.0\].*of the task supports only the keys: \w+"
+            ):
                 call()
 
     def test_picture_has_the_requested_size_or_is_refused(self, make: Make) -> None:

@@ -124,7 +124,9 @@ def of(inputs: list[Input], kind: type[Message]) -> list[Any]:
 
 
 def pump(condition: Callable[[list[list[Input]]], bool], *buses: Transport) -> list[list[Input]]:
-    """Receive from one bus after another until ``condition`` is true for all inputs received so far.
+    """Receive from one bus after another until ``condition`` returns True.
+
+    ``condition`` gets a list for each bus, with the inputs that this bus has received so far.
 
     Returns:
         For each bus, the list of its inputs.
@@ -205,7 +207,7 @@ class TransportContract:
         assert serving.send(peer, action(1))
         pump(lambda got: bool(of(got[0], Action)), joining)
 
-    def test_server_that_adopts_another_robot_refuses_its_clients(
+    def test_server_that_adopts_another_robot_refuses_clients_with_the_old_robot(
         self, linked: tuple[Transport, Transport, Peer]
     ) -> None:
         serving, joining, peer = linked
@@ -216,9 +218,9 @@ class TransportContract:
         assert got[0][0] is peer
         assert kinds(got) == [Bye]
 
-    # -- clients with one name ---------------------------------------------------------------------------------------
+    # -- clients with the same name ----------------------------------------------------------------------------------
 
-    def test_name_that_is_taken_is_refused(self, harness: Harness, linked: tuple[Transport, Transport, Peer]) -> None:
+    def test_taken_name_is_refused(self, harness: Harness, linked: tuple[Transport, Transport, Peer]) -> None:
         serving, first, peer = linked
         second = harness.bus()
         second.connect(harness.endpoint, client(number=8))
@@ -369,7 +371,8 @@ class TransportContract:
         serving, _, peer = linked
 
         def later(got: list[list[Input]]) -> bool:
-            harness.elapsed += 0.5  # s; a server may take a clock jump of more than 1 s as a sign that it was suspended
+            # If the clock jumped by more than 1 s, the server could take the jump for a suspension of its own process.
+            harness.elapsed += 0.5  # s
             return bool(got[0])
 
         (got,) = pump(later, serving)
@@ -435,7 +438,7 @@ class TransportContract:
     def test_server_notices_a_crashed_client_when_a_send_fails(
         self, harness: Harness, linked: tuple[Transport, Transport, Peer], make_step: Any
     ) -> None:
-        """The server gets the client's last messages before the Bye."""
+        """The server's transport returns the client's last messages. Then it reports the crash as a Bye."""
         serving, joining, peer = linked
         assert joining.send("policy", make_step(0))
         harness.leave(joining, in_order=False)

@@ -214,7 +214,7 @@ def test_a_layer_without_bias_is_refused(tmp_path: Path, spec: RobotSpec, rewrit
     model = saved(tmp_path)
     state = torch.load(io.BytesIO(zipfile.ZipFile(model).read("policy.pth")), weights_only=True)
     del state["actor.mu.0.bias"]
-    with pytest.raises(BundleError, match="its actor has a layer without weight or bias"):
+    with pytest.raises(BundleError, match="its actor has a layer whose weight or bias is missing"):
         sb3.read(rewrite(model, policy=saved_by_torch(state)), spec)
 
 
@@ -230,7 +230,7 @@ def test_a_layer_without_bias_is_refused(tmp_path: Path, spec: RobotSpec, rewrit
         (b"", "policy.pth: not a zip file"),
     ],
 )
-def test_anything_but_a_state_dict_is_refused(
+def test_a_policy_member_that_is_not_a_state_dict_is_refused(
     tmp_path: Path, spec: RobotSpec, rewrite: Callable[..., Path], content: bytes, message: str
 ) -> None:
     with pytest.raises(BundleError, match=message):
@@ -253,7 +253,7 @@ def test_a_zip_bomb_is_refused(
         sb3.read(rewrite(model, data=bytes(2000)), spec)
 
 
-def test_without_torch_the_error_is_one_line_with_the_extra_to_install(tmp_path: Path) -> None:
+def test_without_torch_the_error_is_one_line_with_the_command_that_installs_torch(tmp_path: Path) -> None:
     (tmp_path / "torch.py").write_text("raise ModuleNotFoundError(\"No module named 'torch'\", name='torch')\n")
     command = [sys.executable, "-m", "td3_robot.cli.main", "bundle", "import", "a.zip", "b", "--task", "Walker2D"]
     path = os.pathsep.join([str(tmp_path), *sys.path])

@@ -39,7 +39,7 @@ def test_the_stop_button_stops_a_robot_within_5_s(page: Page, serve: Callable[..
     page.wait("!document.querySelector('#estop').disabled")
     page.wait("document.querySelector('[data-node=leg]')?.cells[1].textContent === 'active'")
     assert SAFE not in robot.record()[running:]  # a viewer's click did nothing
-    # The page shows the counters of these nodes although no supervisor started them.
+    # The page shows the counters of the driver and the policy server, although no supervisor started these nodes.
     for node, count in (("leg", "steps "), ("policy", "actions ")):
         page.wait(f"document.querySelector('[data-node={node}] + .more').textContent.includes('{count}')")
     begin = len(robot.record())

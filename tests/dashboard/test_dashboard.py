@@ -27,7 +27,7 @@ def site(serve: Callable[..., Site], tmp_path: Path) -> Site:
     return serve("--run", "run")
 
 
-def test_only_requests_of_this_site_with_the_token_are_accepted(site: Site) -> None:
+def test_a_request_needs_the_token_and_must_come_from_this_site(site: Site) -> None:
     status, headers, body = site.get(f"/?token={site.token}")
     assert status == 200
     assert b"<title>td3-robot</title>" in body
@@ -79,7 +79,7 @@ def test_a_request_with_two_host_headers_is_refused(site: Site) -> None:
     connection.close()
 
 
-def test_a_run_that_has_ended_has_metrics_and_a_stream(site: Site) -> None:
+def test_metrics_and_a_stream_are_served_for_an_ended_run(site: Site) -> None:
     cookie = site.cookie()
     found = json.loads(site.get("/metrics", cookie)[2])
     train = [record for record in RECORDS if record["kind"] == "train"]
@@ -103,7 +103,7 @@ def test_a_run_that_has_ended_has_metrics_and_a_stream(site: Site) -> None:
         assert site.token not in site.process.output().replace(site.address, "")
 
 
-def test_a_viewer_that_reads_nothing_blocks_nobody(site: Site) -> None:
+def test_other_viewers_are_served_while_one_viewer_reads_nothing(site: Site) -> None:
     """29 viewers read the stream. One more viewer reads nothing after the headers of the answer."""
     cookie = site.cookie()
     with contextlib.ExitStack() as stack:

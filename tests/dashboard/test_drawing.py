@@ -40,7 +40,7 @@ def hello(robot: Any) -> Any:
 
 
 def test_a_snapshot_holds_pictures_of_the_steps_since_the_last_snapshot(steps: list[Any]) -> None:
-    """The snapshot shows 10 (FRAMES) of 25 Steps, including the first and the last, and 4 (ROBOTS) of 6 robots."""
+    """The snapshot shows 4 (ROBOTS) of 6 robots. It shows 10 (FRAMES) of 25 Steps, including the first and the last."""
     drawing, poses = Drawing(), Poses(WALKER)
     drawing.learn(hello(WALKER))
     for step in steps:

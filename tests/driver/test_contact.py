@@ -15,13 +15,16 @@ from tests.driver.toy import SAFE, Make, Toy, action, one, operator, stops
 
 
 def test_a_welcome_of_the_supervisor_is_not_answered_with_a_step(make_core: Make) -> None:
-    """The supervisor welcomes a silent driver again, but only the policy server and the learner need its Steps."""
+    """After a driver was silent, the supervisor welcomes the driver again.
+
+    But only the policy server and the learner need the driver's Steps.
+    """
     core = make_core(learner=True)
     assert core.step([("supervisor", Welcome(1, "supervisor", 6))], 0.003) == []
     assert [to for to, _ in core.step([("policy", Welcome(1, "policy", 6))], 0.004)] == ["policy"]
 
 
-def test_a_driver_repeats_the_stop_of_its_robot_when_the_server_returns(make_core: Make, robot: Toy) -> None:
+def test_when_the_server_returns_a_driver_repeats_the_stop_that_its_robot_raised(make_core: Make, robot: Toy) -> None:
     core = make_core()
     welcome = ("policy", Welcome(1, "policy", 6))
     assert stops(core.step([welcome], 0.001)) == []
@@ -35,7 +38,7 @@ def test_a_driver_repeats_the_stop_of_its_robot_when_the_server_returns(make_cor
 
 
 def test_a_driver_does_not_turn_an_operators_stop_into_a_stop_of_all_robots(make_core: Make) -> None:
-    """The operator may have stopped only this robot."""
+    """It is possible that the operator stopped only this robot."""
     core = make_core()
     core.step([operator("estop")], 0.01)
     assert core.guard.lifecycle.stopped
@@ -43,7 +46,10 @@ def test_a_driver_does_not_turn_an_operators_stop_into_a_stop_of_all_robots(make
 
 
 def test_an_operators_reset_ends_the_robots_own_stop(make_core: Make, robot: Toy) -> None:
-    """After the reset, an operator stops only this robot. So the driver does not repeat the stop of all robots."""
+    """First the robot itself stops all robots. The operator resets this stop, and later stops only this robot.
+
+    After a new Welcome, the driver must not repeat the first stop.
+    """
     core = make_core()
     robot.sees = EmergencyStop("the red button")
     core.step([], 0.02)
@@ -67,7 +73,7 @@ def test_a_driver_does_not_move_the_robot_before_the_welcome(make_core: Make, ro
 
 
 @pytest.mark.parametrize("deadline", [50, None])
-def test_a_driver_without_an_answer_makes_the_robot_safe(
+def test_a_driver_makes_the_robot_safe_if_the_policy_server_does_not_answer(
     make_core: Make, robot: Toy, deadline: float | None, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The policy server is dead. An earlier driver may have died during a movement, so the robot could be moving."""
@@ -105,7 +111,7 @@ def test_a_driver_with_a_rival_does_not_move_the_robot(make_core: Make, robot: T
     assert robot.resets == 1
 
 
-def test_a_driver_with_an_earlier_welcome_also_waits(make_core: Make, robot: Toy) -> None:
+def test_after_a_restart_of_the_server_a_driver_waits_for_a_new_welcome(make_core: Make, robot: Toy) -> None:
     """The restarted server may have welcomed another driver of this name, which then moves the robot."""
     core = make_core(welcomed=False)
     core.step([("policy", Welcome(1, "policy", 5))], 1.0)

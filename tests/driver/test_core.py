@@ -73,7 +73,7 @@ def test_the_driver_always_applies_its_own_limits(make_core: Make, robot: Toy) -
     assert one(core.step([], 0.02)).action.tolist() == [[1.0, 0.5]]
 
 
-def test_without_a_safe_action_in_the_settings_a_fault_holds_the_last_action(make_core: Make, robot: Toy) -> None:
+def test_in_a_fault_the_last_action_holds_if_no_safe_action_is_set(make_core: Make, robot: Toy) -> None:
     core = make_core(SafetyConfig(action_deadline_ms=50))
     assert robot.applied == [[0, 0]]
     core.step([action(0, 1.5, 0.25)], 0.003)
@@ -94,7 +94,7 @@ def test_a_robot_without_safety_settings_keeps_the_limits_of_its_specification(m
     assert np.array([robot.applied[-1]], np.float32).tobytes() == inside.tobytes()
 
 
-def test_with_out_of_limit_set_to_stop_an_action_beyond_a_limit_stops_the_robot(make_core: Make, robot: Toy) -> None:
+def test_an_action_beyond_a_limit_stops_the_robot_if_the_configuration_says_so(make_core: Make, robot: Toy) -> None:
     core = make_core(SafetyConfig(limits={"left": (0.0, 1.0)}, out_of_limit="stop", safe_action={"left": 0.5}))
     core.step([action(0, 0.75, 0.25)], 0.003)
     assert robot.applied[-1] == [0.75, 0.25]
@@ -132,7 +132,9 @@ def test_the_robot_is_reset_at_the_end_of_an_episode(make_core: Make, robot: Toy
 
 
 @pytest.mark.parametrize("deadline", [50, None])
-def test_a_robot_is_reset_with_the_safe_action_applied(make_core: Make, robot: Toy, deadline: float | None) -> None:
+def test_the_driver_applies_the_safe_action_before_it_resets_the_robot(
+    make_core: Make, robot: Toy, deadline: float | None
+) -> None:
     at_reset: list[list[float]] = []
     robot.on_reset = lambda: at_reset.append(robot.applied[-1])
     core = make_core(SafetyConfig(safe_action={"left": 0.25}, action_deadline_ms=deadline))
@@ -145,7 +147,7 @@ def test_a_robot_is_reset_with_the_safe_action_applied(make_core: Make, robot: T
     assert robot.applied[-1] == [0.25, 0]
 
 
-def test_without_autostart_the_driver_publishes_and_stays_safe(make_core: Make, robot: Toy) -> None:
+def test_without_autostart_the_driver_publishes_steps_and_holds_the_safe_action(make_core: Make, robot: Toy) -> None:
     core = make_core(autostart=False)
     core.step([action(0, 1.5, 0)], 0.003)
     assert one(core.step([], 0.02)).origin == SAFE_ORIGIN
@@ -198,7 +200,10 @@ def test_the_action_deadline_is_checked_between_two_steps(make_core: Make, robot
 
 
 def test_the_driver_recovers_automatically_after_the_recovery_time(make_core: Make, robot: Toy) -> None:
-    """Recovery needs Actions for 39 ms. They come every 20 ms from 0.065 s, so the first applied one is at 0.105 s."""
+    """Recovery needs Actions for 39 ms. They come every 20 ms from 0.065 s.
+
+    So the first Action that the driver applies again comes at 0.105 s.
+    """
     core = make_core(SafetyConfig(action_deadline_ms=50, recovery="automatic", recovery_ms=39, safe_action="zero"))
     core.step([action(0, 1.5, 0)], 0.003)
     core.step([], 0.02)
@@ -231,7 +236,7 @@ def test_a_server_that_dies_during_a_reset_is_noticed(make_core: Make, robot: To
     assert robot.applied[-1] == [0.25, 0]
 
 
-def test_resetting_an_active_driver_keeps_its_deadline(make_core: Make) -> None:
+def test_the_command_reset_does_not_change_the_deadline_of_an_active_driver(make_core: Make) -> None:
     core = make_core()
     core.step([action(0, 1.5, 0)], 0.003)
     core.step([operator("reset")], 0.01)
@@ -240,7 +245,7 @@ def test_resetting_an_active_driver_keeps_its_deadline(make_core: Make) -> None:
     assert core.guard.lifecycle.state == "fault"
 
 
-def test_a_reply_has_the_rate_that_the_node_measured(make_core: Make) -> None:
+def test_a_reply_contains_the_loop_rate_that_the_node_measured(make_core: Make) -> None:
     core = make_core()
     asked = Command(5, "", "state", "", 0, "", b"")
     [reply] = [message for _, message in core.step([("policy", asked)], 0.001) if isinstance(message, Reply)]

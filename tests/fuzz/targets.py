@@ -37,9 +37,9 @@ atexit.register(shutil.rmtree, FOLDER, ignore_errors=True)
 
 
 def decode(data: bytes) -> None:
-    """Decode the bytes after the first byte as Records, and then as a message. The first byte chooses the topic.
+    """Decode the bytes after the first byte as Records. Then decode the same bytes as a message.
 
-    A valid message survives a round trip.
+    The first byte chooses the topic of the message. A valid message survives a round trip.
     """
     topic = _TOPICS[data[0] % len(_TOPICS)] if data else ""
     try:

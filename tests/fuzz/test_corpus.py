@@ -1,4 +1,4 @@
-"""Every target takes every input of its corpus. The corpus includes inputs that once showed a defect."""
+"""Tests every target with every input of its corpus. The corpus includes inputs that once showed a defect."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ INPUTS = sorted(path.relative_to(CORPUS).as_posix() for path in CORPUS.glob("*/*
 
 
 @pytest.mark.parametrize("name", INPUTS)
-def test_the_target_takes_the_input_without_a_defect(name: str) -> None:
+def test_the_input_shows_no_defect_of_the_target(name: str) -> None:
     TARGETS[name.split("/")[0]]((CORPUS / name).read_bytes())
 
 

@@ -63,7 +63,7 @@ def batches(count: int, seed: int, size: int = B) -> list[Batch]:
 
 
 def filled_buffer(device: torch.device | None = None) -> ReplayBuffer:
-    """Return a buffer with 100 random transitions. With a device, the device holds a copy of the buffer."""
+    """Return a buffer with 100 random transitions. If ``device`` is given, this device holds a copy of the buffer."""
     random = np.random.default_rng(1)
     buffer = ReplayBuffer(100, O, A, seed=2)
     if device:
@@ -147,7 +147,7 @@ class Exact:
 
 
 def parameters_of(network: nn.Sequential, head: str) -> Iterator[tuple[str, nn.Parameter]]:
-    """The parameters of a perceptron, with the names and in the order of the engine's parameters."""
+    """The parameters of a perceptron. Their names and their order are the same as in the engine."""
     index = -1
     for layer in network:
         if isinstance(layer, nn.Linear):

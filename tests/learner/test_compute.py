@@ -50,7 +50,7 @@ def test_auto_chooses_the_gpu_if_there_is_a_gpu(monkeypatch: pytest.MonkeyPatch)
         compute.device("cuda")
 
 
-def test_a_learner_without_its_device_does_not_start(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_learner_does_not_start_if_the_configured_device_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     gpu(monkeypatch, None)
     with pytest.raises(ConfigError, match=r"learner\.device is 'cuda'"):
         make_core(parse({"learner": {"device": "cuda"}}))
@@ -85,7 +85,10 @@ def test_the_precision_follows_setting_and_hardware(
 
 
 def test_a_chosen_precision_is_not_measured_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A learner that restarts on a busy machine continues in bf16. Without bf16 in the processor, it does not start."""
+    """A learner that restarts on a busy machine continues in bf16.
+
+    If the processor does not support bf16, the learner does not start.
+    """
     chosen = parse({"learner": {"precision": "bf16"}})
     processor(monkeypatch, 0.98)
     make_core(chosen)
@@ -109,7 +112,7 @@ def test_a_resumed_run_checks_its_precision_only_if_the_precision_changes(
     assert msgspec.json.decode(asked[0][-1], type=Request).begins == begins
 
 
-def test_auto_at_a_resume_means_the_choices_of_the_run() -> None:
+def test_auto_keeps_the_earlier_choices_when_a_run_resumes() -> None:
     before = parse({"learner": {"threads": 2, "precision": "fp32"}})
     again = resolve(parse({"learner": {"threads": "auto", "precision": "auto"}}), sizes, before)
     assert again == (before, None, [])
@@ -155,13 +158,13 @@ def test_auto_chooses_the_fastest_updates(
 @pytest.mark.parametrize(
     ("learner", "lockstep", "expected"),
     [
-        ({"threads": "auto"}, True, ("fp32", 1)),  # a measurement could make two runs with the same seed differ
+        ({"threads": "auto"}, True, ("fp32", 1)),  # with a measurement, two runs with the same seed could differ
         ({"threads": 3, "precision": "auto"}, True, ("bf16", 3)),
         ({"threads": "auto", "algorithm": "a2c", "task": "discrete:CartPole-v1"}, False, ("fp32", 1)),
         ({"threads": 2, "precision": "fp32"}, False, ("fp32", 2)),
     ],
 )
-def test_lockstep_and_a2c_and_explicit_settings_measure_no_updates(
+def test_updates_are_not_measured_for_lockstep_or_a2c_or_explicit_settings(
     learner: dict[str, Any],
     lockstep: bool,
     expected: tuple[str, int],

@@ -39,7 +39,7 @@ def test_grants_follow_the_ratio(world: World) -> None:
     assert world.core.env_steps == 18
     assert world.core.updates == 8
     outputs += world.idle(20)
-    assert world.core.updates == 8  # 18 - 10 updates: the learner waits for more data
+    assert world.core.updates == 8  # 8 updates (18 steps minus learning_starts 10): now the learner waits
     assert throttles(outputs)[-1].transitions_allowed == 26  # learning_starts 10 + band 8 + 8 updates
 
 
@@ -112,19 +112,22 @@ def test_only_a_policy_after_at_least_1_update_can_reach_the_target_return(updat
 
 
 @pytest.mark.parametrize(("saved", "following"), [(0, 3000), (1000, 3000), (2000, 2000), (2700, 3000), (9000, 3000)])
-def test_after_a_resume_evaluations_are_at_multiples_of_the_configured_period(saved: int, following: int) -> None:
+def test_evaluations_after_a_resume_are_at_multiples_of_the_configured_period(saved: int, following: int) -> None:
     """The run continues at 2,500 steps, and evaluates every 1,000 steps. Its next evaluation is at step ``following``.
 
-    The checkpoint says that the next evaluation is at step ``saved``; 0 if the run had no evaluations. If ``saved``
-    is 2,000, that evaluation was due before the checkpoint, but the learner had not yet made it.
+    The checkpoint says that the next evaluation is at step ``saved``. ``saved`` is 0 if the run had no evaluations. If
+    ``saved`` is 2,000, that evaluation was due before the checkpoint, but the learner had not yet made it.
     """
     evaluations = Evaluations(EvaluationConfig(every=1000))
     evaluations.restore({"best_return": None, "next": saved, "skipped": 0}, env_steps=2500)
     assert evaluations.state()["next"] == following
 
 
-def test_a_resumed_run_that_had_no_evaluations_makes_no_evaluation_at_once() -> None:
-    """The run continues at 500 steps, and evaluates every 1,000 steps. The saved 0 makes no evaluation due."""
+def test_a_resumed_run_that_had_no_evaluations_does_not_evaluate_at_once() -> None:
+    """The run continues at 500 steps, and evaluates every 1,000 steps.
+
+    The saved 0 does not mean that an evaluation is due now.
+    """
     evaluations = Evaluations(EvaluationConfig(every=1000))
     evaluations.restore({"best_return": None, "next": 0, "skipped": 0}, env_steps=500)
     assert not evaluations.due(500)
@@ -160,7 +163,9 @@ def test_training_stops_at_the_configured_steps(world: World) -> None:
     assert (world.core.env_steps, world.core.updates) == (60, 50)
 
 
-def test_lockstep_answers_each_round_with_the_version_to_use(spec: RobotSpec, make_step: Callable[..., Step]) -> None:
+def test_in_lockstep_the_learner_answers_each_complete_round_with_the_version_to_use(
+    spec: RobotSpec, make_step: Callable[..., Step]
+) -> None:
     """A round has one Step of each simulator."""
     values = config(learning_starts=2)
     world = World(make_core(changed(values, timing="lockstep", simulators=2)), spec, make_step)
@@ -185,7 +190,7 @@ def test_lockstep_answers_each_round_with_the_version_to_use(spec: RobotSpec, ma
         assert world.core.updates == max(0, 2 * sequence - 2)
 
 
-def test_n_step_returns_end_with_their_recording(spec: RobotSpec, make_step: Callable[..., Step]) -> None:
+def test_no_n_step_return_contains_rewards_of_two_recordings(spec: RobotSpec, make_step: Callable[..., Step]) -> None:
     """The rewards are 0 to 5, and the discount is 0.99. No return contains rewards of two recordings."""
     recorded = [make_step(number, reward=np.array([number], np.float32)) for number in range(6)]
     core = make_core(config(n_step=3))
@@ -239,7 +244,7 @@ def test_a_paused_source_does_not_stop_the_others(world: World) -> None:
     assert (grant.source, grant.transitions_allowed) == ("b", 18)
 
 
-def test_without_a_ratio_one_grant_covers_everything(spec: RobotSpec, make_step: Callable[..., Step]) -> None:
+def test_one_grant_covers_everything_if_there_is_no_ratio(spec: RobotSpec, make_step: Callable[..., Step]) -> None:
     world = World(make_core(config(replay_ratio=None, learning_starts=0)), spec, make_step)
     assert world.idle(3) == []  # no source and nothing to learn from
     sim = world.peer("simulator", "sim-0", robots=1)
@@ -308,7 +313,7 @@ def test_exploding_values_stop_the_run_and_keep_the_last_good_policy(
         world.core.training.algorithm.critics_target.named[name].fill_(30_000)
     message = (
         r"training diverged: the critics' values have exploded: q_target_size is 2.\d+e\+04, above 1e\+04, which is "
-        r"100 times .* rewards up to 1 \(after 40 steps .*kept: the policy after 20 steps and the earlier"
+        r"100 times .* rewards up to 1 \(after 40 steps .*kept: the policy after 20 steps, and the earlier"
     )
     with pytest.raises(DivergenceError, match=message):
         run(39, 43)
@@ -317,11 +322,13 @@ def test_exploding_values_stop_the_run_and_keep_the_last_good_policy(
         state.save(world.core, world.time)
 
 
-def test_many_robots_get_a_record_every_16_control_periods(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_with_many_robots_the_learner_makes_a_record_every_16_control_periods(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A record takes about 2 ms. With 2 robots, a Step message holds 2 environment steps.
 
-    With a record every 4 environment steps, every second Step message would wait for a record. So only the first record
-    comes at 4 environment steps. The next records come at multiples of 16 · 2.
+    If the learner made a record every 4 environment steps, every second Step message would wait for a record. So only
+    the first record comes at 4 environment steps. The next records come at multiples of 16 · 2.
     """
     monkeypatch.setattr(reports, "EVERY", 4)
     world.core.reports.next_record = 4

@@ -22,7 +22,8 @@ from td3_robot.learner.resources import announce, needs
 from td3_robot.runtime.run_folder import RunFolder
 from td3_robot.util import files, machine
 
-# This many rows need 40 MB. A row has 10 float32 numbers: 2 observations of 3, an action of 2, reward and discount.
+# This many rows need 40 MB. A row has 10 float32 numbers: two observations (3 numbers each), an action (2 numbers), the
+# reward and the discount.
 MANY = 1_000_000
 
 CHILD = """
@@ -136,8 +137,8 @@ def storages(thing: Any, found: dict[int, int], seen: set[int]) -> dict[int, int
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
-def test_announced_gpu_memory_equals_that_of_the_tensors(precision: str, device: torch.device) -> None:
-    """The GPU holds a copy of the rows, one batch and the networks.
+def test_announced_gpu_memory_equals_the_memory_of_the_tensors(precision: str, device: torch.device) -> None:
+    """The GPU holds the networks, one batch and a copy of the rows.
 
     The test also runs on the CPU, with the same tensors. The tolerance of 2 % covers gaps between parameters.
     """
@@ -189,18 +190,19 @@ def test_needs_match_a_hand_calculation() -> None:
     assert lap == (tree + networks, tree + networks + saved + priorities, rows, 3 * (saved + priorities), 0)
     gpu = needs(small("learner.device=cuda"), 3, 2)
     assert gpu == (rows, 2 * rows + saved, 0, 3 * (rows + saved), rows + 256 * 40 + networks)
-    # This learner saves only one checkpoint, at its end. The one robot can make one step more than total_steps.
+    # This learner saves only one checkpoint, at its end. needs() assumes total_steps rows and one more for each robot.
     last = small("total_steps=30000", "checkpoint.every=0")
     assert needs(last, 3, 2).checkpoints == 30_001 * 40 + saved
     lockstep = needs(small("timing=lockstep", "learner.replay_storage=file"), 3, 2)
     assert lockstep == (networks, networks + saved + rows, rows, 3 * (saved + rows), 0)
 
 
-def test_needs_are_announced_or_refused(machine_of: Any, tmp_path: Path) -> None:
+def test_needs_that_fit_are_announced_and_larger_needs_are_refused(machine_of: Any, tmp_path: Path) -> None:
     """The learner needs 8,003,744 bytes of memory and 12,004,992 bytes of disk.
 
-    A row of 40 bytes is in the buffer and in a loaded checkpoint: 80 bytes of memory. It is in three checkpoints: 120
-    bytes of disk. The networks need the remaining 3,744 bytes of memory and 4,992 bytes of disk.
+    A row has 40 bytes. The memory holds each row twice, in the buffer and in a loaded checkpoint: 80 bytes. The disk
+    holds each row three times, once in each of three checkpoints: 120 bytes. The networks need the remaining 3,744
+    bytes of memory and 4,992 bytes of disk.
     """
     run = RunFolder(tmp_path / "run")
     machine_of(8_003_744, 12_004_992)

@@ -1,4 +1,4 @@
-"""A learner that starts from a policy first trains its new critics. Only then does it change the policy."""
+"""If a learner starts from a policy, it trains its new critics first. Only after that, it changes the policy."""
 
 from __future__ import annotations
 

@@ -54,7 +54,7 @@ def nodes() -> Nodes:
 
 
 def test_report_shows_counts_rates_and_gaps(nodes: Nodes, make_step: Make, spec: RobotSpec) -> None:
-    """A Hello comes at 100.0 s and 10 Steps from 100.1 s on. Three Steps are lost after the fifth Step."""
+    """A Hello comes at 100.0 s. Ten Steps follow, the first at 100.1 s. Three Steps are lost after the fifth Step."""
     nodes.send("sim-0", handshake.hello("simulator", "sim-0", client=0, robots=2, spec=spec))
     for number in range(10):
         nodes.send("sim-0", make_step(number, 2, reward=np.array([1, 2], "f4")), skip=3 * (number == 5))
@@ -72,7 +72,7 @@ def test_report_shows_counts_rates_and_gaps(nodes: Nodes, make_step: Make, spec:
 
 
 def test_loop_time_uses_the_sources_own_clock(nodes: Nodes, make_step: Make) -> None:
-    """The Step at 40 ms applied the answer to the Step at 7 ms, 33 ms earlier.
+    """The Step at 40 ms applied the answer to the Step at 7 ms. So this loop time is 33 ms.
 
     The Step at 90 ms gives no loop time: it applied the answer to Step 6, and Step 6 is missing.
     """
@@ -127,7 +127,7 @@ def test_a_restarted_node_starts_with_new_counts(nodes: Nodes, make_step: Make, 
     assert [row["action"] for row in rows(message, names)] == [{"left": 0.0, "right": 0.0}] * 3
 
 
-def test_a_summary_counts_phases_and_averages_returns(make_step: Make) -> None:
+def test_a_summary_counts_robots_by_phase_and_shows_the_mean_return(make_step: Make) -> None:
     assert facts(make_step(0))["phase"] == "first"
     ended = make_step(3, 3, phase=np.array([Phase.MID, Phase.TRUNCATED, Phase.MID], np.uint8))
     assert facts(ended)["phase"] == "2 mid, 1 truncated"

@@ -68,7 +68,7 @@ def test_the_plotted_values_of_other_messages() -> None:
 
 
 @pytest.mark.parametrize("kind", ["ipc", "tcp"])
-def test_a_subscriber_receives_frames_and_a_full_queue_does_not_block(
+def test_a_subscriber_receives_frames_and_a_full_queue_does_not_block_publishing(
     kind: str, make_step: Make, tmp_path: Path
 ) -> None:
     stream = PlotJuggler(f"ipc://{tmp_path}/pj" if kind == "ipc" else "tcp://127.0.0.1:*")

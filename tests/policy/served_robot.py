@@ -1,4 +1,4 @@
-"""A robot at a policy server, an operator's commands, and the messages that the server sends."""
+"""Helpers for tests of the policy server: a robot's driver, commands, and checks of the messages from the server."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def is_safe(action: Action) -> bool:
 
 
 def only_safe(outputs: list[Output]) -> bool:
-    """Whether there is an Action, and all Actions are the safe action."""
+    """Whether ``outputs`` contain at least one Action, and each Action is the safe action."""
     found = [is_safe(action) for action in actions(outputs)]
     return bool(found) and all(found)
 

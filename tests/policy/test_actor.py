@@ -68,8 +68,8 @@ def test_normalisation_matches_a_hand_calculation() -> None:
     """The means are 1 and 0, and the deviations are 0.5 and 0.01. So the observation (2, -0.02) becomes (2, -2).
 
     The observation (2, 5) becomes (2, 500), and the actor clips it to (2, 10).
-    One hidden unit: h = relu(2·2 + 3·(-2) + 3) = 1 and u = tanh(1/16).
-    The clipped observation gives h = 2·2 + 3·10 + 3 = 37 and u = tanh(37/16).
+    There is one hidden unit. The first observation gives h = relu(2·2 + 3·(-2) + 3) = 1 and u = tanh(1/16).
+    The second observation gives h = 2·2 + 3·10 + 3 = 37 and u = tanh(37/16).
     """
     spec = RobotSpec(
         "Hand", (Channel("a", "1", -5, 5), Channel("b", "1", -5, 5)), (Channel("u", "N", -1.0, 1.0),), 0.02

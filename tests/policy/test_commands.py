@@ -107,7 +107,7 @@ def test_a_robot_can_send_no_command_except_estop_for_all_robots(
     assert relayed.verb == "estop"
 
 
-def test_without_autostart_robots_move_only_after_activate(
+def test_robots_move_only_after_activate_if_autostart_is_off(
     make_core: Cores, peer: Peer, operator: Peer, make_step: Callable[..., Step]
 ) -> None:
     core = make_core(autostart=False)
@@ -201,7 +201,7 @@ def test_commands_for_one_robot_and_their_replies_are_relayed(make_core: Cores, 
     assert isinstance(answer, Reply)
     assert (answer.id, answer.node, answer.state) == (77, "leg", "fault")
     assert core.step([(peer, Reply(relayed.id, "x", "", "fault", {}))], 0.0) == []  # a second reply is ignored
-    for _ in range(3000):  # the memory for Commands to a robot that never replies is limited
+    for _ in range(3000):  # the robot never replies: the server remembers only the newest 1024 Commands
         core.step([(operator, command("state", "leg"))], 0.0)
     assert len(core.desk._relayed) == 1024
 

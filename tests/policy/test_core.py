@@ -47,7 +47,7 @@ def test_only_the_latest_step_is_answered(
     assert core.counters["skipped"] == 1
 
 
-def test_uniform_warm_up_fills_the_limits_of_each_dimension(
+def test_uniform_warm_up_uses_the_full_range_of_each_action_channel(
     peer: Peer, make_step: Callable[..., Step], make_bundle: Callable[..., Bundle]
 ) -> None:
     core = PolicyCore(seed=9)
@@ -73,7 +73,7 @@ def test_gaussian_noise_scales_with_half_the_range(
     core = PolicyCore(seed=9)
     core.step([weights(1, replace(make_bundle(kind="gaussian", scale=0.1), tensors=tensors))], 0.0)
     drawn = np.array([core.step([(peer, make_step(n))], 0.0)[0][1].action[0] for n in range(4000)])  # type: ignore[attr-defined]
-    # Zero weights give the middle of the range, (1, 0). Half ranges 2 and 0.5 give deviations 0.2 and 0.05.
+    # Zero weights give the middle of each action range: 1 and 0. Half ranges 2 and 0.5 give deviations 0.2 and 0.05.
     # The tolerances are at least four standard errors.
     np.testing.assert_allclose(drawn.mean(0), [1, 0], atol=4 * 0.2 / 4000**0.5)
     np.testing.assert_allclose(drawn.std(0), [0.2, 0.05], rtol=0.06)
@@ -190,7 +190,7 @@ def test_in_lockstep_the_server_drops_versions_that_the_learner_makes_again(
     assert np.array_equal(core.store.held[4].bundle.tensors["actor.0.weight"], again.tensors["actor.0.weight"])
 
 
-def test_in_lockstep_the_server_forgets_a_load_if_the_learner_returns_to_an_earlier_version(
+def test_in_lockstep_the_server_forgets_a_loaded_policy_if_the_learner_returns_to_an_earlier_version(
     make_bundle: Callable[..., Bundle],
 ) -> None:
     core = PolicyCore(seed=9, lockstep=True)
@@ -203,7 +203,7 @@ def test_in_lockstep_the_server_forgets_a_load_if_the_learner_returns_to_an_earl
     assert sorted(core.store.held) == [1, 2]
 
 
-def test_in_lockstep_refused_weights_remove_no_version(make_bundle: Callable[..., Bundle]) -> None:
+def test_in_lockstep_the_server_keeps_all_versions_if_it_refuses_weights(make_bundle: Callable[..., Bundle]) -> None:
     core = PolicyCore(seed=9, lockstep=True)
     for version in (1, 2, 3):
         core.load(version, make_bundle(seed=version))
@@ -216,7 +216,7 @@ def test_in_lockstep_refused_weights_remove_no_version(make_bundle: Callable[...
 def test_each_robot_explores_with_its_own_scale(
     peer: Peer, make_step: Callable[..., Step], make_bundle: Callable[..., Bundle]
 ) -> None:
-    """An actor with zero weights gives the middles of the action ranges, (1, 0). The half ranges are 2 and 0.5.
+    """An actor with zero weights gives the middle of each action range: 1 and 0. The half ranges are 2 and 0.5.
 
     The scales are small, so that no action is clipped.
     """

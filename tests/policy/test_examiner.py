@@ -175,7 +175,10 @@ def test_weights_that_the_core_would_refuse_are_delivered_at_once(
 def test_older_weights_are_examined_if_the_newest_weights_are_invalid(
     examiner: Examiner, gate: Gate, counters: Counter[str], make_bundle: Callable[..., Bundle]
 ) -> None:
-    """Versions 2, 3 and 4 arrive while 1 is examined. 4 is invalid, so 3 is next. 5 arrives while 3 is examined."""
+    """Versions 2, 3 and 4 arrive during the examination of version 1. Then the thread examines version 4.
+
+    Version 4 is invalid, so the thread examines version 3. During this examination, version 5 arrives.
+    """
     core = PolicyCore(seed=9, examine=examiner)
 
     def take(*arrived: Weights) -> None:
@@ -214,9 +217,9 @@ def test_the_waiting_queue_is_bounded(
 def test_a_loaded_policy_replaces_all_weights_that_came_before_it(
     examiner: Examiner, gate: Gate, counters: Counter[str], operator: Peer, make_bundle: Callable[..., Bundle]
 ) -> None:
-    """Version 7 is being examined and 8 waits. The next turn receives 9, the load command, and 10.
+    """Version 7 is being examined and 8 waits. The next turn receives the load command between versions 9 and 10.
 
-    The command names no version, so its policy gets version 5, because the newest version is 4.
+    The command names no version. The newest version in the core is 4, so the loaded policy gets version 5.
     """
     core = PolicyCore(seed=9, examine=examiner)
     core.load(4, make_bundle())
@@ -241,7 +244,7 @@ def test_a_loaded_policy_replaces_all_weights_that_came_before_it(
 def test_refused_weights_are_freed(
     examiner: Examiner, gate: Gate, make_bundle: Callable[..., Bundle], caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A policy server can disable the garbage collector. So no reference cycle must hold refused weights."""
+    """A policy server can disable the garbage collector. So a reference cycle must not keep refused weights."""
     caplog.set_level(logging.CRITICAL)  # a captured log record would keep the error and the weights alive
     core = PolicyCore(seed=9, examine=examiner)
     core.load(1, make_bundle())
@@ -286,8 +289,8 @@ def test_an_error_in_the_examiner_is_raised_in_the_core(
 def test_the_newest_valid_weights_are_delivered(turns: list[list[bool]]) -> None:
     """Each inner list of ``turns`` holds the weights that arrive in one turn. True means valid weights.
 
-    The examiner delivers each version once or counts it as not examined. It delivers valid versions in ascending order.
-    The newest valid version is delivered if it is among the last four versions.
+    Each version is either delivered exactly once, or counted as not examined. The examiner delivers valid versions in
+    ascending order. The newest valid version is delivered if it is among the last four versions.
     """
     released = threading.Semaphore(0)
     policy = Actor.__new__(Actor)

@@ -73,7 +73,7 @@ def test_the_order_of_requests_does_not_matter(
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("actions", [1, 2, 5, 17])
-def test_robots_together_and_one_by_one_get_equal_noise(kind: type[Noise], actions: int, seed: int) -> None:
+def test_one_draw_for_all_robots_equals_one_draw_for_each_robot(kind: type[Noise], actions: int, seed: int) -> None:
     """One draw for 64 robots gives the same bits as 64 draws for one robot each."""
     together, apart = (made(kind, seed, 64, actions) for _ in range(2))
     episode, number = np.arange(64, dtype=np.uint64) * np.uint64(2**40), np.arange(64, dtype=np.uint32) % np.uint32(5)
@@ -94,7 +94,10 @@ def test_the_number_of_robots_does_not_change_the_noise_of_a_robot(kind: type[No
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_noise_of_a_robot_does_not_depend_on_the_steps_of_other_robots(kind: type[Noise], seed: int) -> None:
-    """Robot 1 gets the same noise for episode 2 and step 70, although episodes and steps of the other robots differ."""
+    """In both calls, robot 1 is at step 70 of episode 2, so it gets the same noise.
+
+    The episodes and steps of the other robots differ between the calls.
+    """
     together = ask(made(kind, seed, 3, 2), [0, 2, 9], [5, 70, 200])
     apart = ask(made(kind, seed, 3, 2), [4, 2, 1], [64, 70, 63])
     assert np.array_equal(together[1], apart[1])
@@ -118,7 +121,7 @@ def test_every_part_of_the_identity_changes_the_noise(kind: type[Noise]) -> None
 @pytest.mark.parametrize(
     ("white", "process"),
     [(Gaussian, OrnsteinUhlenbeck), (GaussianV2, OrnsteinUhlenbeckV2)],
-    ids=["singly", "at once"],
+    ids=["one robot at a time", "all robots at once"],
 )
 def test_gaussian_and_ornstein_uhlenbeck_noise_draw_different_numbers(white: type[Noise], process: type[Noise]) -> None:
     """With θ = 1, Ornstein-Uhlenbeck noise equals the normal numbers that drive the process."""
@@ -126,7 +129,9 @@ def test_gaussian_and_ornstein_uhlenbeck_noise_draw_different_numbers(white: typ
     assert not np.array_equal(normal, driving)
 
 
-@pytest.mark.parametrize(("white", "flat"), [(Gaussian, Uniform), (GaussianV2, UniformV2)], ids=["singly", "at once"])
+@pytest.mark.parametrize(
+    ("white", "flat"), [(Gaussian, Uniform), (GaussianV2, UniformV2)], ids=["one robot at a time", "all robots at once"]
+)
 def test_the_distributions_have_the_expected_moments(white: type[Noise], flat: type[Noise]) -> None:
     """10,000 draws with a fixed seed.
 
@@ -256,10 +261,10 @@ def test_ornstein_uhlenbeck_remembers_only_the_blocks_it_needs() -> None:
 def test_ornstein_uhlenbeck_has_the_expected_variance_and_correlation() -> None:
     """The variance tends to 1 / (1 - 0.85²) = 3.6036, so the standard deviation tends to 1.898.
 
-    The seed is fixed. The correlation of successive steps is 0.85. With this correlation, n numbers
-    are worth at least n (1 - 0.85) / 2 independent numbers. So 3,800 steps of 10 actions are worth at least
-    3800 · 10 · 0.15 / 2 = 2850 independent numbers. Three standard errors of the standard deviation, 3/√(2 · 2850), are
-    below 4 %. The first 200 steps do not count, because the process begins at 0.
+    The seed is fixed. The correlation of successive steps is 0.85. With this correlation, the effective sample size
+    of n numbers is at least n (1 - 0.85) / 2. So 3,800 steps of 10 actions have an effective sample size of at least
+    3800 · 10 · 0.15 / 2 = 2850. Three standard errors of the standard deviation, 3/√(2 · 2850), are below 4 %. The
+    first 200 steps do not count, because the process begins at 0.
     """
     noise = OrnsteinUhlenbeck(**IDENTITY, theta=0.15)
     x = np.concatenate([ask(noise, [0], [step]) for step in range(4000)])[200:]

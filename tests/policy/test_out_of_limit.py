@@ -35,7 +35,7 @@ Shares = st.tuples(*[st.floats(-0.9, 0.9)] * 2)
 def policy(shares: tuple[float, float]) -> Bundle:
     """A policy that always returns the same action.
 
-    A share of -1 is the low limit of the channel. A share of 1 is the high limit.
+    Each share gives the action of one channel: -1 is the low end of the channel's range, and 1 is the high end.
     """
     tensors = {name: np.zeros(shape, np.float32) for name, shape in layer_shapes(SPEC, (2,)).items()}
     tensors["actor.1.bias"][:] = np.arctanh(shares)
@@ -104,7 +104,7 @@ def test_clamp_is_the_default_setting(shares: tuple[float, float]) -> None:
     assert actions[0].tobytes() == actions[1].tobytes()
 
 
-def test_a_stop_names_the_channel_and_lasts_until_reset_and_activate() -> None:
+def test_the_reason_of_a_stop_names_the_channel_and_the_stop_lasts_until_reset_and_activate() -> None:
     """The stop is an emergency stop of this robot, so automatic recovery does not end it."""
     safety = SafetyConfig(
         limits=LIMITS, out_of_limit={"right": "stop"}, safe_action=SAFE, recovery="automatic", recovery_ms=1
@@ -125,7 +125,7 @@ STOPS, CLAMPS = (SafetyConfig(limits=LIMITS, out_of_limit=mode) for mode in ("st
 
 
 @pytest.mark.parametrize(("robot", "bundle"), [(CLAMPS, STOPS), (STOPS, CLAMPS)], ids=["bundle", "robot"])
-def test_an_action_outside_the_limits_stops_the_robot_if_the_robot_or_the_bundle_sets_stop(
+def test_an_action_outside_the_limits_stops_the_robot_if_the_setting_of_the_robot_or_of_the_bundle_is_stop(
     robot: SafetyConfig, bundle: SafetyConfig
 ) -> None:
     core = PolicyCore(1, safety=robot)
@@ -146,7 +146,7 @@ def test_a_safe_action_outside_the_limits_of_the_driver_does_not_stop_the_driver
 
 
 @pytest.mark.parametrize("robots", [1, 3])
-def test_the_reason_names_the_robot(robots: int) -> None:
+def test_the_reason_of_a_stop_names_the_robot(robots: int) -> None:
     wanted = np.zeros((robots, 2), np.float32)
     wanted[-1, 0] = -0.5
     guard, used = drive(STOPS, wanted)

@@ -1,4 +1,4 @@
-"""The safety filter: hand calculations, bounds for any input, and no effect of very wide settings."""
+"""The safety filter: hand calculations, bounds for any input, and very wide settings, which have no effect."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_limits_clip_the_action() -> None:
     assert filtered(config, [-1, -0.5], [0, 0]) == [0, -0.5]
 
 
-def test_the_rate_limits_the_change_of_an_action() -> None:
+def test_an_action_changes_by_at_most_the_rate_limit() -> None:
     """5 N/s in 0.02 s is 0.1 N."""
     config = SafetyConfig(rate=5.0)
     assert filtered(config, [3, -0.5], [1, 0.25]) == pytest.approx([1.1, 0.15])
@@ -58,7 +58,10 @@ def test_low_pass_comes_before_rate() -> None:
 
 
 def test_limits_have_priority_over_the_rate() -> None:
-    """The applied action is outside the limits. The next action is at the limit, even if that exceeds the rate."""
+    """The applied action of 2 N is outside the limits.
+
+    The rate allows a change of only 0.1 N, to 1.9 N. But the filter returns the upper limit, 0.5 N.
+    """
     assert filtered(SafetyConfig(limits={"left": (-1.0, 0.5)}, rate=5.0), [3, 0], [2, 0]) == [0.5, 0]
 
 
@@ -88,7 +91,7 @@ def test_bounds_hold_for_any_input(action: Float32, applied: Float32) -> None:
 
 
 def test_the_filter_has_no_memory() -> None:
-    """The same input gives the same result, even if other calls come between."""
+    """The same input gives the same result again, even after calls with other inputs."""
     safety = SafetyFilter(joined(SafetyConfig(rate=5.0, low_pass=3.0), SafetyConfig(), SPEC), SPEC)
     rng = np.random.default_rng(0)
     action, applied = rng.normal(size=(2, 4, 2)).astype("f4")
@@ -109,14 +112,14 @@ def test_the_filter_has_no_memory() -> None:
         (True, float("nan"), "is nan m; allowed: -5 to 5"),
     ],
 )
-def test_invalid_observations_are_named(refuse: bool, value: float, words: str | None) -> None:
+def test_the_filter_reports_invalid_observations(refuse: bool, value: float, words: str | None) -> None:
     envelope = joined(SafetyConfig(refuse_out_of_range=refuse), SafetyConfig(), SPEC)
     problem = SafetyFilter(envelope, SPEC).problem(np.array([[0], [value]], np.float32))
     assert (problem is None) == (words is None)
     assert words is None or (problem and words in problem)
 
 
-def test_settings_that_never_act_change_no_bit(
+def test_very_wide_settings_do_not_change_the_bytes_of_actions(
     make_step: Callable[..., Step], make_bundle: Callable[..., Bundle], spec: RobotSpec, rng: np.random.Generator
 ) -> None:
     """A server with very wide settings computes the same bytes as a server without settings."""

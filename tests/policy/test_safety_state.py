@@ -52,7 +52,7 @@ def test_an_empty_safety_state_changes_nothing(peer: Peer, make_bundle: Made, ma
     assert core.safety_state == SafetyState()
     before = core.safety_state
     core.step([(peer, make_step(2))], 0.01)
-    assert core.safety_state is before  # a turn without a change keeps the object
+    assert core.safety_state is before  # nothing has changed, so the core makes no new object
     restarted = PolicyCore(9, safety=SAFE)
     restarted.load(1, make_bundle(1))
     assert restarted.resume(core.safety_state, 0.0) == []
@@ -122,7 +122,7 @@ def test_only_reset_and_activate_end_a_stop_of_one_robot(
         core.step([(operator, command("activate", "leg"))], 0.012)
     restarted = PolicyCore(9, safety=AUTOMATIC)
     restarted.load(1, make_bundle(1))
-    # One log line for the state of `leg`, and a second line for its stop.
+    # resume() returns one line if no policy moves `leg`, and one more line if `leg` is stopped.
     assert len(restarted.resume(core.safety_state, 0.0)) == {"stopped": 2, "reset": 1, "activated": 0}[until]
     restarted.step([(peer, peer.hello), (operator, operator.hello)], 0.0)
     assert moved(restarted) == moved(core) == {1 if until == "activated" else 0}
@@ -134,7 +134,7 @@ def test_only_reset_and_activate_end_a_stop_of_one_robot(
 
 
 @pytest.mark.parametrize("verb", ["deactivate", "estop"])
-def test_a_shutdown_keeps_stops_and_deactivation(operator: Peer, make_bundle: Made, verb: str) -> None:
+def test_a_stop_or_a_deactivation_survives_a_shutdown(operator: Peer, make_bundle: Made, verb: str) -> None:
     core = begin(make_bundle(1))
     core.step([(operator, operator.hello), (operator, command(verb)), (operator, command("shutdown"))], 0.0)
     assert core.safety_state == (SafetyState(server=INACTIVE) if verb == "deactivate" else SafetyState(server=STOP))
@@ -213,7 +213,7 @@ def failed_write(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> StateFile:
 def test_a_failed_write_is_retried(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """A stop must survive a disk that fails for some time."""
     file = failed_write(tmp_path, caplog)
-    poll_until(lambda: "is written now" in caplog.text, lambda: "no successful write was logged", 60)
+    poll_until(lambda: "is up to date again" in caplog.text, lambda: "no successful write was logged", 60)
     assert json.loads(file.path.read_text())["stop"] == "smoke"
     assert caplog.text.count("cannot be written") == 1
     file.close()
@@ -224,7 +224,7 @@ def test_the_log_says_what_ends_each_state_after_a_restart() -> None:
     lines = PolicyCore(0, exploring=False).resume(SafetyState(sources=causes), 0.0)
     assert [line.partition(": ")[0] for line in lines] == [
         "no policy moves 'arm' until reset, then activate",
-        "no policy moves 'hip' until activate (or valid observations, with automatic recovery)",
+        "no policy moves 'hip' until activate (if recovery is automatic, valid observations also end the fault)",
         "no policy moves 'leg' until activate",
     ]
 
@@ -238,7 +238,7 @@ def test_a_new_state_after_a_failed_write_is_reported_as_written(
     file.keep(SafetyState(server=Held(Cause.STOP, reason)) if reason else SafetyState())
     file.close()
     assert json.loads(file.path.read_text()).get("stop", "") == reason
-    assert caplog.text.count("is written now") == 1
+    assert caplog.text.count("is up to date again") == 1
 
 
 @pytest.mark.parametrize(
@@ -345,12 +345,13 @@ def test_servers_with_different_configurations_have_separate_state_files(
     assert kept(second, "policy of /b.yaml", SafetyState(frozen=True)) == SafetyState(frozen=True)
     assert default_path(bundle, "policy of /a.yaml") == first
     assert kept(first, "policy of /a.yaml") == stop
-    first.unlink()  # the second server does not lose its state
+    first.unlink()
+    # The second server still has its own file, although the file of the first server is gone.
     assert default_path(bundle, "policy of /b.yaml") == second
 
 
 def test_a_state_file_without_an_owner_belongs_to_the_first_server(tmp_path: Path) -> None:
-    """Version 0.1.0 writes no owner. A stop in its file must hold."""
+    """Version 0.1.0 writes no owner. A stop in such a file must stay in force."""
     bundle = tmp_path / "policy.safetensors"
     path = tmp_path / "policy.safetensors.state"
     path.write_text(json.dumps(OLD))

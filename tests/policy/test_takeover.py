@@ -74,7 +74,10 @@ def serve(make_bundle: Callable[..., Bundle], spec: RobotSpec, make_step: Callab
 def test_an_action_of_an_operator_replaces_the_action_of_the_policy_within_the_rate_limits(
     serve: Callable[..., Server],
 ) -> None:
-    """The action goes from 1 to 3 in steps of 0.5, and back to 1 after ``give_back``. The other robot stays at 1."""
+    """The action of robot 0 goes from 1 to 3 in steps of 0.5. After ``give_back``, it goes back to 1.
+
+    The action of robot 1 stays at 1.
+    """
     server = serve()
     assert server.act().operated == {}
     reply = server.command(ANN, "takeover")
@@ -96,7 +99,7 @@ def test_an_action_of_an_operator_replaces_the_action_of_the_policy_within_the_r
 
 
 def test_a_silent_operator_leads_to_the_safe_action_until_actions_come_again(serve: Callable[..., Server]) -> None:
-    """The default safe action holds the last applied action."""
+    """By default, the safe action is the last applied action."""
     server = serve()
     server.command(ANN, "takeover")
     assert server.act().operated == {"0": ""}
@@ -232,7 +235,7 @@ def test_an_emergency_stop_has_priority_over_an_operator(serve: Callable[..., Se
         ({"lockstep": True}, 0, "sim-0", "an operator needs timing: free"),
     ],
 )
-def test_a_refused_takeover_names_the_reason(
+def test_the_error_for_a_refused_takeover_names_the_reason(
     serve: Callable[..., Server], options: dict[str, Any], robot: int, target: str, text: str
 ) -> None:
     server = serve(**options)

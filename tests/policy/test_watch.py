@@ -51,7 +51,7 @@ def test_a_missing_observation_causes_the_safe_action_and_a_fault(
 
 
 @pytest.mark.parametrize("target", ["", "leg"])
-def test_activate_leaves_fault(
+def test_activate_ends_a_fault(
     make_core: Cores, peer: Peer, operator: Peer, make_step: Callable[..., Step], target: str
 ) -> None:
     core = make_core()
@@ -95,7 +95,7 @@ def test_a_bad_observation_restarts_the_recovery_time(
     assert versions == [0, 0, 0, 0, 0, 0, 1]
 
 
-def test_after_a_pause_of_the_server_the_newest_queued_step_gets_the_safe_action(
+def test_the_newest_queued_step_gets_the_safe_action_after_a_pause_of_the_server(
     make_core: Cores, peer: Peer, make_step: Callable[..., Step]
 ) -> None:
     core = make_core()
@@ -128,7 +128,10 @@ def test_a_step_that_waited_too_long_for_weights_is_stale(
 def test_invalid_observations_cause_the_safe_action_and_then_a_fault(
     safety: SafetyConfig, values: list[float], words: str, make_core: Cores, peer: Peer, make_step: Callable[..., Step]
 ) -> None:
-    """Steps are 20 ms apart. At 1.04 s, the constant value is 40 ms old. Only valid observations feed the watchdog."""
+    """Steps are 20 ms apart. Only valid observations feed the watchdog.
+
+    In the case with ``frozen_ms``, the value is always 4.0. At 1.04 s, the value has stayed the same for 40 ms.
+    """
     core = make_core(changed(safety, observation_deadline_ms=100))
     versions = []
     for number, value in enumerate(values):
@@ -175,13 +178,14 @@ def test_the_server_remembers_the_last_1024_absent_robots_and_all_stopped_robots
 ) -> None:
     """The server remembers 1024 absent robots in FAULT.
 
-    At the last removal of old robots, robot 1029 is still connected. So the absent robots 5 to 1028 remain. Robot 1029
-    and the stopped robot 0 remain too.
+    The server forgets robots only when the state of a watch changes. The last change is the fault of robot 1029. At
+    this time, robot 1029 is still connected. So the absent robots 5 to 1028 remain. Robot 1029 and the stopped robot 0
+    remain too.
     """
     core = make_core()
     for number in range(1030):
         robot = joined(core, peer, number, f"r{number}", make_step(0), float(number))
-        # Meanwhile, the deadline of 100 ms passes.
+        # Half a second after its Step, the robot has missed the deadline of 100 ms.
         core.step([(operator, command("estop", "r0"))] if number == 0 else [], number + 0.5)
         core.step([(robot, Bye("sold"))], number + 0.6)
     held = core.safety_state.sources
@@ -212,9 +216,10 @@ def test_a_non_finite_action_is_replaced_by_the_safe_action(
 def test_memory_does_not_grow(
     make_core: Cores, peer: Peer, make_step: Callable[..., Step], rng: np.random.Generator
 ) -> None:
-    """After 1,000 Steps, memory grows by less than 2,000 bytes in 2,000 Steps, with limits, filters and watchdogs.
+    """With limits, filters and watchdogs, 2,000 Steps add less than 2,000 bytes of memory.
 
-    A leak appears in all four measurements, other allocations only in some. So one small measurement is enough.
+    The first 1,000 Steps do not count. Then the test measures the growth four times. A leak increases all four values.
+    Other allocations increase only some. So the test needs only one value below 2,000.
     """
     safety = SafetyConfig(
         limits=(-0.4, 0.4),
@@ -238,7 +243,7 @@ def test_memory_does_not_grow(
     assert min(np.diff(kept)) < 2000
 
 
-def test_resetting_an_active_watch_keeps_its_deadline(
+def test_the_command_reset_does_not_change_the_deadline_of_an_active_watch(
     make_core: Cores, peer: Peer, operator: Peer, make_step: Callable[..., Step]
 ) -> None:
     core = make_core()
@@ -267,7 +272,7 @@ def test_invalid_observations_from_the_start_cause_a_fault(
     assert faults == [("policy/leg", "fault")]
 
 
-def test_an_unconfigured_server_reports_no_missing_observations(
+def test_an_unconfigured_server_does_not_report_missing_observations(
     make_core: Cores, peer: Peer, operator: Peer, make_step: Callable[..., Step]
 ) -> None:
     """The server restarts during a stop. A person resets the stop first, and configures the server later."""
@@ -285,10 +290,13 @@ def test_an_unconfigured_server_reports_no_missing_observations(
     assert changes(core.step([], 2.12)) == [("policy/leg", "fault")]
 
 
-def test_at_the_start_of_an_episode_rate_limit_and_safe_action_use_the_held_action(
+def test_rate_limit_and_safe_action_use_the_held_action_at_the_start_of_an_episode(
     make_core: Cores, peer: Peer, make_step: Callable[..., Step]
 ) -> None:
-    """The robot holds the action 1.5. The rate allows a change of 0.1 in a period. In FAULT the safe action is 1.5."""
+    """The robot holds the action ``held``. The rate allows a change of 0.1 in a period.
+
+    In FAULT, ``held`` is the safe action.
+    """
     core = make_core(SafetyConfig(rate=5.0, observation_deadline_ms=100))  # the toy robot's period is 0.02 s
     held = np.array([[1.5, 0.25]], np.float32)
     step = make_step(3, phase=np.zeros(1, np.uint8), action=held)
@@ -348,7 +356,7 @@ def test_the_watch_waits_30_seconds_for_a_reset_by_default(
 def test_a_robot_that_is_lost_during_its_reset_is_in_fault_after_the_timeout(
     make_core: Cores, peer: Peer, make_phase: Callable[..., Step], reason: str
 ) -> None:
-    """A blocked driver sends no Heartbeats, so the server forgets the client before the reset times out."""
+    """A blocked driver sends no Heartbeats. So the server regards it as disconnected before the reset times out."""
     core = make_core(RESETS)
     core.step([(peer, make_phase(4, Phase.TERMINATED, 4))], 1.0)
     core.step([(peer, Bye(reason))], 3.0)
@@ -368,7 +376,7 @@ def test_a_robot_that_leaves_during_its_reset_is_forgotten(
 def test_a_fault_of_the_robot_ends_the_wait_for_its_reset(
     make_core: Cores, peer: Peer, make_phase: Callable[..., Step]
 ) -> None:
-    """A failed sensor ends the episode. The driver reports its fault after the last Step, in the same turn."""
+    """A failed sensor ends the episode. In one turn, the server gets the last Step and then the driver's fault."""
     core = make_core(RESETS)
     failed = LifecycleChange("leg", "active", "fault", "observe: no sensor", 0)
     core.step([(peer, make_phase(4, Phase.TRUNCATED, 4)), (peer, failed)], 1.0)
@@ -390,7 +398,7 @@ def test_too_many_queued_steps_after_a_reset_cause_a_fault(
 
 
 def test_a_reset_is_not_a_frozen_observation(make_core: Cores, peer: Peer, make_phase: Callable[..., Step]) -> None:
-    """The observation never changes. The 2 s of the reset do not count, but 40 ms of the new episode are too long."""
+    """The observation never changes. The 2 s of the reset do not count. After the reset, 40 ms exceed ``frozen_ms``."""
     core, seen = make_core(SafetyConfig(frozen_ms=30)), np.zeros((1, 3), np.float32)
     versions = [
         actions(core.step([(peer, make_phase(number, phase, number - 5, observation=seen))], now))[0].weights_version

@@ -45,12 +45,13 @@ def describe(model: RobotModel) -> Robot:
         pybullet.disconnect(client)
     shapes = _shapes(path)
     driven = {name for name, _ in model.joints}
-    # The origin of the torso is its centre of mass. The origin of another link is its joint. A link without a joint is
-    # a part of its parent.
+    # The origin of the torso is its centre of mass. The origin of every other link is its joint. A link without a
+    # joint is a part of its parent.
     links = [Link("torso", -1)]
     drawn = [_moved(shapes["torso"], -centres[torso])]
-    # Maps PyBullet's index of a link to the index of its entry in ``links``, and to the vector (m) from the origin of
-    # this entry to the origin of PyBullet's link. The vector is 0 if the link has its own entry.
+    # Maps PyBullet's index of a link to two values. The first value is the index in ``links`` of the entry with this
+    # link. The second value is the vector (m) from the origin of this entry to the origin of the link. The vector is 0
+    # if the link has its own entry.
     places = {torso: (0, np.zeros(3))}
     for index, joint in enumerate(joints):
         parent = joint[16]
@@ -117,7 +118,7 @@ def _vector(values: ArrayLike) -> Vector:
 
 
 def main() -> None:
-    """Write the file."""
+    """Write ``td3_robot/recording/links.json``."""
     described = {name: describe(model) for name, model in MODELS.items()}
     LINKS.write_bytes(msgspec.json.format(msgspec.json.encode(described), indent=1) + b"\n")
 

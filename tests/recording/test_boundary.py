@@ -161,9 +161,9 @@ def test_the_applied_action_is_recorded_with_the_next_step_number_and_the_time(d
 
 
 def test_reports_of_the_robot_are_recorded_when_they_change(driver: Driver) -> None:
-    """The robot's calls 1 and 2 are ``apply`` and ``observe`` at 0.0 s. Call 3 is ``observe`` with an EmergencyStop.
+    """Calls 1 and 2 to the robot are ``apply`` and ``observe`` at 0.0 s.
 
-    Call 4 is ``apply`` with the safe action.
+    Call 3 is ``observe``, which raises EmergencyStop. Call 4 is ``apply`` with the safe action.
     """
     core, records, robot = driver
     assert records.take(RobotReport) == []

@@ -1,4 +1,4 @@
-"""A learner gets the same transitions from a recording as live. It refuses a recording of another robot."""
+"""A learner gets the same transitions from a recording as in the live run. It refuses a recording of another robot."""
 
 from __future__ import annotations
 
@@ -50,9 +50,10 @@ def rows(core: LearnerCore) -> Any:
 
 
 def test_a_recording_gives_the_same_transitions_as_the_live_run(make_step: Make, spec: RobotSpec, save: Make) -> None:
-    """Robot 0 has 5 transitions in its first episode and 1 + 2 in its second. Robot 1 has 7 + 2.
+    """Step 8 is lost, so each robot has a gap of two transitions.
 
-    Step 8 is lost, so two transitions of each robot are missing.
+    Robot 0 has 5 transitions in its first episode. In its second episode, it has 1 before the gap and 2 after the gap.
+    Robot 1 has 7 before the gap and 2 after the gap.
     """
     hello = handshake.hello("simulator", "sim-0", client=0, robots=2, spec=spec)
     path = save("a.mcap", entries_of([("sim-0", item) for item in (hello, *steps(make_step))]))
@@ -70,7 +71,10 @@ def test_a_recording_gives_the_same_transitions_as_the_live_run(make_step: Make,
 def test_the_parts_of_a_split_recording_count_as_one_recording(
     make_step: Make, spec: RobotSpec, tmp_path: Path, rng: Any
 ) -> None:
-    """Three-step returns continue across the end of a part. A separate recording among the parts stays separate."""
+    """Three-step returns continue across the end of a part.
+
+    The list of files has all parts and a second recording, in random order. The second recording stays separate.
+    """
     hello = handshake.hello("simulator", "sim-0", client=0, robots=2, spec=spec)
     split, whole = Publisher(tmp_path / "a.mcap", split_s=0.3), Publisher(tmp_path / "whole.mcap")
     other = Publisher(tmp_path / "other.mcap", begin=BEGIN + SECOND)

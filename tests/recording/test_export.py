@@ -98,7 +98,7 @@ def test_robots_with_different_channels_cannot_share_a_table(
     assert main(["export", str(path), "--out", str(tmp_path / "t")]) == 2
     error = capsys.readouterr().err
     assert "two kinds of robots" in error
-    assert "where 'sim-1' has channel '0', 'sim-0' has channel 'o0'; choose other --topics" in error
+    assert "at the same index, 'sim-1' has channel '0' and 'sim-0' has channel 'o0'; choose other --topics" in error
     assert list((tmp_path / "t").iterdir()) == []
     assert main(["export", str(path), "--out", str(tmp_path / "t"), "--topics", "hello", "weights"]) == 0
 
@@ -112,7 +112,9 @@ def test_a_robot_with_an_additional_channel_cannot_share_a_table(
     hello = handshake.hello("simulator", "sim-0", client=5, robots=2, spec=spec)
     path = save("b.mcap", entries_of([("sim-0", hello), ("sim-1", other), ("sim-1", step), *acted(3)]))
     assert main(["export", str(path), "--out", str(tmp_path / "t")]) == 2
-    assert "where 'sim-0' has no channel, 'sim-1' has channel 'brake'; choose" in capsys.readouterr().err
+    assert (
+        "at the same index, 'sim-0' has no channel and 'sim-1' has channel 'brake'; choose" in capsys.readouterr().err
+    )
 
 
 @pytest.mark.parametrize("form", ["csv", "parquet", "ros2", "foxglove"])
@@ -154,14 +156,17 @@ def test_wrong_options_are_refused(recorded: Path, tmp_path: Path, capsys: pytes
     assert main(["export", str(recorded), "--out", str(tmp_path / "t")]) == 0
     # Without --force, export overwrites no file.
     assert main(["export", str(recorded), "--out", str(tmp_path / "t")]) == 2
-    assert "action.csv' exists already; replace it with --force" in capsys.readouterr().err
+    assert "action.csv' exists already; to replace it, add --force" in capsys.readouterr().err
     assert main(["export", str(recorded), "--out", str(tmp_path / "t"), "--force"]) == 0
 
 
 def test_a_hostile_topic_cannot_name_a_file_outside_the_folder(
     recorded: Path, save: Make, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Without a check of topics, export --force would remove precious.csv. With --topics, it exports known topics."""
+    """Without a check of topics, export --force would remove precious.csv.
+
+    If --topics selects only known topics, export succeeds.
+    """
     entries = list(Session([recorded]).entries())
     hostile = save("b.mcap", [*entries, replace(entries[-1], topic="../precious", sequence=0)])
     precious = tmp_path / "precious.csv"

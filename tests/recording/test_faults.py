@@ -1,4 +1,4 @@
-"""Faults in a recording: each appears once, with its first time and its count."""
+"""Faults in a recording: ``td3-robot info`` lists each fault once, with its first time and its count."""
 
 from __future__ import annotations
 

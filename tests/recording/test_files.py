@@ -86,7 +86,7 @@ def test_schema_names_every_field(name: str) -> None:
 
 
 def test_a_killed_recorder_loses_only_the_unfinished_chunk(acted: Make, save: Make) -> None:
-    """90 messages come at 60 per second. The lost chunk lasts at most CHUNK_S (0.5 s): at most 31 messages."""
+    """The writer gets 60 messages per second. A chunk covers at most CHUNK_S (0.5 s), so it has at most 31 messages."""
     entries = entries_of(acted(44))  # 2 Weights, 44 Steps and 44 Actions
     assert len(entries) == 90
     path = save("killed.mcap", entries, close=False)
@@ -102,7 +102,7 @@ def test_a_killed_recorder_loses_only_the_unfinished_chunk(acted: Make, save: Ma
 def test_a_file_that_is_being_written_is_not_called_damaged(
     acted: Make, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """``info --check`` succeeds as long as the writer lives. The error of a Session says that a recorder is writing."""
+    """While the writer lives, ``info --check`` succeeds. Session raises an error: a recorder is writing this file."""
     path = tmp_path / "a.mcap"
     writer = SessionWriter(path, facts_of_this_machine(Config()), 0.0)
     for number, entry in enumerate(entries_of(acted(44))):
@@ -120,7 +120,7 @@ def test_a_file_that_is_being_written_is_not_called_damaged(
     writer.close()
 
 
-def test_a_damaged_chunk_is_reported_in_a_file_that_is_being_written(acted: Make, tmp_path: Path) -> None:
+def test_a_damaged_chunk_is_reported_while_its_file_is_being_written(acted: Make, tmp_path: Path) -> None:
     writer = SessionWriter(tmp_path / "a.mcap", facts_of_this_machine(Config()), 0.0)
     for number, entry in enumerate(entries_of(acted(44))):
         writer.add(entry)
@@ -157,7 +157,7 @@ def test_the_index_of_a_growing_file_takes_no_memory(acted: Make, tmp_path: Path
     with (tmp_path / "a.mcap").open("rb") as file:
         summary = make_reader(file).get_summary()
     assert summary
-    assert len(summary.chunk_indexes) == 2199  # the first chunk has two messages
+    assert len(summary.chunk_indexes) == 2199  # 2,200 messages: two in the first chunk, one in each other chunk
     assert examine(tmp_path / "a.mcap")["damages"] == []
 
 
@@ -176,7 +176,10 @@ def damage_chunk(path: Path, number: int) -> ChunkIndex:
 
 @pytest.mark.parametrize("number", [0, 1, -1])
 def test_recover_reports_what_is_missing(acted: Make, save: Make, number: int) -> None:
-    """A damaged chunk loses only its own messages, even the first chunk, which holds the names of all channels."""
+    """Only the messages of the damaged chunk are lost.
+
+    This is also true for the first chunk, which holds the names of all channels.
+    """
     entries = entries_of(acted(60))
     path = save("a.mcap", entries)
     whole = examine(path)
@@ -197,7 +200,7 @@ def test_recover_reports_what_is_missing(acted: Make, save: Make, number: int) -
 def test_recover_without_an_index_warns_that_more_may_be_missing(
     acted: Make, save: Make, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The damaged chunk and the lost index held the name of the Steps' channel, so no Step can be read. Actions can."""
+    """The name of the Steps' channel was only in the damaged chunk and the lost index. So only Actions can be read."""
     steps, actions = (
         [entry for entry in entries_of(acted(60)) if entry.topic == topic] for topic in ("step", "action")
     )
@@ -217,7 +220,7 @@ def test_recover_without_an_index_warns_that_more_may_be_missing(
 @settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_any_damage_raises_session_error_or_is_found_by_check(acted: Make, tmp_path_factory: Any, data: Any) -> None:
-    """Change, cut off or insert bytes anywhere. Reading must not hang, and must raise no exception but SessionError."""
+    """Change, cut off or insert bytes anywhere. Reading must not hang. The only allowed exception is SessionError."""
     folder = tmp_path_factory.mktemp("damage")
     writer = SessionWriter(folder / "a.mcap", facts_of_this_machine(Config()), 0.0)
     for number, entry in enumerate(entries_of(acted(6))):
@@ -253,7 +256,9 @@ def damaged(path: Path) -> bool:
 
 
 def test_damage_to_the_index_is_found_and_loses_nothing(acted: Make, save: Make, rng: np.random.Generator) -> None:
-    """Change or cut the file after the data. A reader that starts at the beginning finds all entries.
+    """Change one byte that comes after the data, or cut the file at this byte.
+
+    A reader that starts at the beginning finds all entries.
 
     The data ends with a record of 13 bytes: opcode and length (9) and content (4). The file ends with the footer record
     (29 bytes) and MCAP's magic bytes (8).
@@ -347,7 +352,7 @@ def test_info_shows_another_protocol_version_and_counts_messages(old: Path, caps
     report = examine(old)
     assert report["topics"]["sim-0/step"]["count"] == 6
     problem = f"recorded with protocol version 0; this version of td3-robot reads {PROTOCOL_VERSION}"
-    assert report["damages"] == [f"its messages were not checked: {problem}"]
+    assert report["damages"] == [f"the messages of the file were not checked: {problem}"]
     assert main(["info", str(old)]) == 0
     assert main(["info", str(old), "--check"]) == 1
     assert problem in capsys.readouterr().out
@@ -371,7 +376,9 @@ def test_a_huge_chunk_is_not_unpacked(acted: Make, save: Make) -> None:
 def test_info_reports_counts_rates_gaps_and_versions(
     acted: Make, save: Make, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The recording holds Steps 0 to 39 without Steps 10 and 11. Messages are 1/60 s apart."""
+    """The recording holds Steps 0 to 39 without Steps 10 and 11."""
+    # entries_of gives message n the time n/60 s. Message 0 is Weights. Then 40 Steps and 40 Actions alternate, with
+    # another Weights before Step 20. So Step 0 is message 1, Step 39 is message 80, and message 81 is the last one.
     entries = [e for e in entries_of(acted(40)) if not (e.topic == Step.NAME and e.sequence in (10, 11))]
     path = save("a.mcap", entries)
     assert main(["info", str(path), "--json", "--check"]) == 0
@@ -381,7 +388,6 @@ def test_info_reports_counts_rates_gaps_and_versions(
     assert steps["rate_hz"] == pytest.approx(37 / (79 / 60), abs=1e-3)  # Steps 0 and 39 are messages 1 and 80
     assert report["robot_steps"] == {"first": 2, "mid": 74, "terminated": 0, "truncated": 0}  # two robots
     assert report["policy_versions"] == {"recorded": [1, 2], "count": 2, "left_out": 0, "acting": [1, 2]}
-    # 40 Steps and 40 Actions alternate. One Weights comes before Step 0, one before Step 20. So the last is message 81.
     assert report["duration_s"] == pytest.approx(81 / 60, abs=1e-3)
     assert report["begin"].startswith("2023-11-14T22:13:20")  # BEGIN
     assert main(["info", str(path)]) == 0
@@ -480,11 +486,16 @@ def test_recover_without_metadata_assumes_this_protocol_version_if_all_messages_
     assert list(Session([path.with_name("a.recovered.mcap")]).entries()) == entries_of(acted(4))
     path.with_name("a.recovered.mcap").unlink()
     assert main(["recover", str(path)]) == 3
-    assert f"version {PROTOCOL_VERSION} is assumed, because all messages fit it" in capsys.readouterr().out
+    assert (
+        f"version {PROTOCOL_VERSION} is assumed, because all messages fit version {PROTOCOL_VERSION}"
+        in capsys.readouterr().out
+    )
     without_metadata(old)
     assert main(["recover", str(old)]) == 2
     error = capsys.readouterr().err
-    assert f"its protocol version was lost, and not all messages fit version {PROTOCOL_VERSION}" in error
+    assert (
+        f"the protocol version of the recording was lost, and not all messages fit version {PROTOCOL_VERSION}" in error
+    )
     assert error.count("\n") == 1
     assert not old.with_name("old.recovered.mcap").exists()
 
@@ -502,11 +513,11 @@ def test_recover_keeps_the_attachments_of_a_file_without_messages(
     path = save("b.mcap", entries_of(acted(2)))
     path.write_bytes(path.read_bytes()[:100])
     assert main(["recover", str(path)]) == 2
-    assert "no message and no attachment in it is intact" in capsys.readouterr().err
+    assert "has no intact message and no intact attachment" in capsys.readouterr().err
 
 
 def test_recover_copies_a_topic_that_this_version_does_not_know(acted: Make, save: Make) -> None:
-    """A later version may add a topic to the protocol. Its channel has no schema in the copy."""
+    """A later version may add a topic to the protocol. In the copy, the channel of this topic has no schema."""
     entries = entries_of(acted(3))
     entries += [dataclasses.replace(entries[-1], topic="later", sequence=number) for number in range(3)]
     path = save("a.mcap", entries)
@@ -519,7 +530,7 @@ def test_recover_copies_a_topic_that_this_version_does_not_know(acted: Make, sav
         assert [schema for schema, _, _ in make_reader(file).iter_messages(topics=["policy/later"])] == [None] * 3
 
 
-def test_recover_starts_a_new_chunk_after_chunk_s(acted: Make, save: Make) -> None:
+def test_a_recovered_file_has_chunks_of_at_most_half_a_second(acted: Make, save: Make) -> None:
     """30 Steps, 30 Actions and 2 Weights, 1/60 s apart, take 1.02 s. That makes 3 chunks of at most CHUNK_S."""
     path = save("a.mcap", entries_of(acted(30)))
     path.write_bytes(path.read_bytes()[:-1])

@@ -87,7 +87,10 @@ def test_joint_states_hold_the_recorded_values(walkers: dict[str, Any], steps: l
 
 
 def test_frames_are_the_poses_of_the_links(walkers: dict[str, Any], steps: list[Step]) -> None:
-    """Robots stand 2 m apart along y. A unit quaternion (q, w) turns v into v + 2 w (q × v) + 2 q × (q × v)."""
+    """Robots stand 2 m apart along y.
+
+    A unit quaternion turns v into v + 2 w (axis × v) + 2 axis × (axis × v). Here, axis is (x, y, z) of the quaternion.
+    """
     spec = spec_of("sim-0")
     poses = Poses(spec)
     frames = [m for _, m, _ in walkers["/tf"] if m.transforms[0].child_frame_id == "sim-0/1/torso"]
@@ -168,7 +171,7 @@ def test_existing_files_and_a_missing_package_are_reported(
     words = ["export", str(SESSIONS / "takeover.mcap"), "--out", str(tmp_path), "--format", "foxglove"]
     (tmp_path / "foxglove_layout.json").write_text("{}")
     assert main(words) == 2
-    assert "foxglove_layout.json' exists already; replace it with --force" in capsys.readouterr().err
+    assert "foxglove_layout.json' exists already; to replace it, add --force" in capsys.readouterr().err
     assert main([*words, "--force"]) == 0
     capsys.readouterr()
     assert main([*words, "--topics", "step"]) == 2

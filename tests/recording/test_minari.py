@@ -82,7 +82,8 @@ def test_recorded_episodes_are_exported_and_cut_where_a_step_is_lost(
     hello = handshake.hello("simulator", "sim-0", client=0, robots=2, spec=spec)
     path = save("a walk.mcap", entries_of([("sim-0", item) for item in (hello, *steps(make_step))]))
     dataset, counts = export(path, name="a_walk-v0")
-    # Episodes: robot 0 has the Steps 0-5, 6-7 and 9-12, robot 1 has 0-7, 9-11 and 12. n Steps give n - 1 transitions.
+    # Robot 0 has three episodes: Steps 0-5, 6-7 and 9-12. Robot 1 has two episodes: Steps 0-7 and 9-11. Its Step 12 is
+    # alone. An episode with n Steps has n - 1 transitions.
     assert counts == {"episodes": 5, "whole": 1, "steps": 5 + 1 + 3 + 7 + 2, "missed": 1, "gaps": 1, "alone": 1}
     assert (dataset.total_episodes, dataset.total_steps) == (5, 18)
     about = list(dataset.storage.get_episode_metadata(range(5)))
@@ -160,12 +161,12 @@ def test_wrong_options_are_refused(
     into = ["--out", str(tmp_path / "datasets"), "--format", "minari"]
     empty = save("empty.mcap", entries_of([("leg", item) for item in messages[:2]]))
     for arguments, words in (
-        ([str(path), *into], "leg-v0' exists already; replace it with --force"),
+        ([str(path), *into], "leg-v0' exists already; to replace it, add --force"),
         ([str(path), *into, "--dataset", "leg"], "--dataset is 'leg'; allowed: NAME-vN"),
         ([str(path), *into, "--dataset", "../leg-v0"], "--dataset is '../leg-v0'"),
         ([str(path), *into, "--topics", "step"], "--topics selects tables"),
         ([str(path), "--out", str(tmp_path), "--dataset", "leg-v0"], "it needs --format minari, not csv"),
-        ([str(empty), *into], "has no two consecutive Steps"),
+        ([str(empty), *into], "holds no pair of consecutive Steps"),
     ):
         assert main(["export", *arguments]) == 2
         error = capsys.readouterr().err

@@ -28,12 +28,15 @@ from tests.sessions import SECOND, Publisher, entries_of
 
 Make = Callable[..., Any]
 LARGE = 40_000
-"""Size in bytes of a policy. The bytes are random, so that compression does not hide a copy."""
+"""Size of a policy in bytes.
+
+The bytes are random. If they were compressible, a second copy of a policy would hardly enlarge a file.
+"""
 
 
 @pytest.fixture
 def policy(rng: Any) -> Callable[..., Weights]:
-    """``policy(version)`` makes the Weights of a new policy. With ``payload``, they hold that policy."""
+    """``policy(version)`` makes the Weights of a new policy. If ``payload`` is given, the policy is ``payload``."""
 
     def make(version: int, payload: bytes = b"", digest: str = "") -> Weights:
         payload = payload or rng.bytes(LARGE)
@@ -46,8 +49,8 @@ def payloads(path: Path) -> list[bytes]:
     return [weights.payload for _, weights in Session([path]).messages_of(Weights)]
 
 
-def test_a_policy_of_several_messages_is_stored_once_and_read_back_bit_for_bit(policy: Make, save: Make) -> None:
-    """A learner publishes version 1, and two servers load it. Version 3 of the learner has the policy of version 1."""
+def test_a_policy_in_several_messages_is_stored_once_and_read_back_bit_for_bit(policy: Make, save: Make) -> None:
+    """A learner publishes version 1, and two servers load it. Later the learner publishes this policy as version 3."""
     first, other = policy(1), policy(2)
     again = policy(3, first.payload)
     entries = entries_of(
@@ -66,7 +69,7 @@ def test_a_policy_of_several_messages_is_stored_once_and_read_back_bit_for_bit(p
     }
 
 
-def test_older_readers_see_a_topic_that_they_do_not_know(policy: Make, save: Make) -> None:
+def test_a_reference_has_its_own_topic_that_older_readers_do_not_know(policy: Make, save: Make) -> None:
     one = policy(1)
     path = save("a.mcap", entries_of([("learner", one), ("a", one)]))
     with path.open("rb") as file:
@@ -91,9 +94,10 @@ def test_each_part_of_a_split_recording_holds_the_policy(policy: Make, tmp_path:
 
 @pytest.mark.parametrize(("every", "kept"), [(1, range(1, 10)), (3, (1, 3, 6, 9)), (100, (1,)), (0, ())])
 def test_the_recorder_leaves_out_policies(every: int, kept: Any, policy: Make, tmp_path: Path, capsys: Any) -> None:
-    """The recorder keeps policy 1 and the policies whose version is a multiple of ``every``; with 0, it keeps none.
+    """The recorder keeps policy 1 and the policies whose version is a multiple of ``every``.
 
-    The recording holds the other fields of every version, so no message is missing.
+    If ``every`` is 0, the recorder keeps no policy. If the recorder leaves out a policy, the recording still holds the
+    Weights message, but without the policy. So no message is missing.
     """
     path = tmp_path / "a.mcap"
     it = Publisher(path, weights_every=every)
@@ -135,7 +139,7 @@ def test_recover_keeps_references(policy: Make, save: Make) -> None:
 
 
 def test_a_reference_to_a_damaged_policy_is_read_with_an_empty_payload(policy: Make, tmp_path: Path) -> None:
-    """One message per second gives each message its own chunk."""
+    """The messages are one second apart, so each message has its own chunk."""
     first, path = policy(1), tmp_path / "a.mcap"
     messages = [("learner", first), ("a", first), ("a", policy(2))]
     write(path, facts_of_this_machine(Config()), entries_of(messages, SECOND))
@@ -159,8 +163,8 @@ def test_a_file_with_references_cannot_fill_the_memory(
         payloads(path)
 
 
-def test_fields_of_a_later_version_stay(policy: Make, save: Make) -> None:
-    """A learner of a later version may send more fields. They are read back from the reference, too."""
+def test_unknown_fields_from_a_later_td3_robot_are_kept(policy: Make, save: Make) -> None:
+    """A learner of a later td3-robot can send more fields. Readers get these fields from a reference, too."""
 
     def extended(entry: Entry) -> Entry:
         return replace(entry, payload=msgpack.packb({**msgpack.unpackb(entry.payload), "colour": "red"}))

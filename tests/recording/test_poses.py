@@ -38,8 +38,8 @@ def environment(request: pytest.FixtureRequest) -> Iterator[Locomotion]:
 def simulated(world: World) -> Pose:
     """Return PyBullet's pose of the torso and of the links with a joint.
 
-    PyBullet gives the place of a link's centre of mass, and a Pose has the place of its joint. In these models, the two
-    places are the same for each link with a joint.
+    PyBullet gives the place of a link's centre of mass. A Pose has the place of the link's joint. In these models, the
+    two places are the same for each link with a joint.
     """
     world.body()  # fills the arrays of the client
     client = world.client
@@ -51,7 +51,10 @@ def simulated(world: World) -> Pose:
 
 
 def test_the_pose_equals_that_of_pybullet(environment: Locomotion) -> None:
-    """The Humanoid's model turns two links by 0.004 rad. links.json ignores this turn: an error of 5 mm at 1.2 m."""
+    """The Humanoid's model turns two links by 0.004 rad. links.json ignores this turn.
+
+    At a distance of 1.2 m from such a link, this causes an error of 5 mm.
+    """
     tolerance = 0.01 if environment.spec.name == "Humanoid" else 1e-4
     world, random, poses = environment._world, np.random.default_rng(SEED), Poses(environment.spec)
     for _ in range(20):
@@ -93,8 +96,8 @@ def test_the_file_of_links_is_up_to_date() -> None:
 def test_a_new_episode_begins_at_the_origin() -> None:
     spec = specification(MODELS["Walker2D"])
     poses, observation = Poses(spec), np.zeros(spec.observation_size, np.float32)
-    observation[3] = 0.6  # 0.3 s/m times the forward velocity, which is 0.6 / 0.3 = 2 m/s
-    observation[1:3] = 1, 0  # the target, along +x, is to the left, so the robot looks along -y
+    observation[3] = 0.6  # this channel is 0.3 s/m · forward velocity, so the forward velocity is 2 m/s
+    observation[1:3] = 1, 0  # the target lies along +x and to the robot's left, so the robot looks along -y
     poses.step(observation, first=True)
     pose = poses.step(observation, first=False)
     # The control period is 0.0165 s. At the start, the torso is at 1.25 m.
@@ -149,7 +152,7 @@ ARM: dict[str, Any] = {
 }
 
 
-def test_links_in_a_file_draw_another_robot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_of_links_gives_the_poses_of_another_robot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """An arm on a base of 0.5 m. Its forearm of 0.25 m begins at 0.75 m, and lies along x after a turn by 90°."""
     known_robots: dict[str, Robot] = {}
     monkeypatch.setattr("td3_robot.recording.poses.robots", lambda: known_robots)
@@ -198,6 +201,8 @@ def test_a_malformed_file_of_links_gives_one_line_of_error(
         (["export", "x", "--out", "y"], "--links draws a robot; it needs --format foxglove, not csv"),
     ],
 )
-def test_links_without_a_viewer_are_refused(words: list[str], problem: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_option_links_is_refused_without_foxglove(
+    words: list[str], problem: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main([*words, "--links", "arm.json"]) == 2
     assert problem in capsys.readouterr().err

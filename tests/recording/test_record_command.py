@@ -48,7 +48,7 @@ def test_a_ring_cannot_be_split(other: str, record: Any, tmp_path: Path, capsys:
     assert not (tmp_path / "leg.mcap").exists()
 
 
-def test_the_log_names_the_file_and_an_existing_file_is_refused(record: Any, caplog: Any, capsys: Any) -> None:
+def test_the_log_names_the_file_and_the_command_refuses_an_existing_file(record: Any, caplog: Any, capsys: Any) -> None:
     caplog.set_level("INFO")
     assert record() == 0
     assert "recording into leg.mcap" in caplog.messages
@@ -59,7 +59,8 @@ def test_the_log_names_the_file_and_an_existing_file_is_refused(record: Any, cap
     Path("leg.mcap").unlink()
     assert record("--ring-s", "30") == 0
     assert caplog.messages[-2:] == [
-        "keeping the last 30 s; a failure, fault, lost node or SIGUSR1 writes them to leg.mcap, then leg_1.mcap, …",
+        "keeping the last 30 s; after a failure, fault, lost node or SIGUSR1, the recorder writes them to leg.mcap, "
+        "then leg_1.mcap, …",
         "nothing was written to leg.mcap: there was no failure, fault, lost node or SIGUSR1",
     ]
     assert not Path("leg.mcap").exists()

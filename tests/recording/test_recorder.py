@@ -27,8 +27,8 @@ def weights(version: int) -> Weights:
     return Weights(version, 0, 0, "", b"")
 
 
-def test_each_file_of_a_split_by_time_starts_with_the_newest_weights(make: Make, make_step: Make) -> None:
-    """Message n comes at n · 0.1 s. So message 10 is the first message after 0.95 s, and the last in the first file."""
+def test_each_file_starts_with_the_newest_weights_if_a_recording_is_split_by_time(make: Make, make_step: Make) -> None:
+    """Message n comes at n · 0.1 s. The first file ends with message 10, the first message after 0.95 s."""
     it = make(split_s=0.95)
     it.publish(weights(1), weights(2), weights(3), *(make_step(n) for n in range(12)))
     it.recorder.close(it.now)
@@ -37,7 +37,8 @@ def test_each_file_of_a_split_by_time_starts_with_the_newest_weights(make: Make,
     assert it.sequences() == [list(range(8)), list(range(8, 12))]  # message 3 is Step 0
     assert it.recorder.counters["messages"] == 15
     assert len(list(Session(it.recorder.files).entries())) == 15
-    # The second file begins at 1.0 s: it repeats the two newest Weights with this time. Its last Step comes at 1.4 s.
+    # The second file begins at 1.0 s and ends with the last Step at 1.4 s. It repeats the two newest Weights. The
+    # repeated Weights have the time 1.0 s in this file.
     first_file, second_file = (Session([path]) for path in it.recorder.files)
     assert first_file.begin == BEGIN
     assert first_file.end <= second_file.begin
@@ -181,11 +182,11 @@ def test_the_recorder_overwrites_no_file(tmp_path: Path, make: Make) -> None:
     [
         (
             ["run/config.yaml"],
-            "'config.yaml' is a name of the recorder's own attachments; rename the file",
+            "the recorder itself attaches a file 'config.yaml'; rename your file",
         ),
         (
             ["run/metrics.jsonl"],
-            "'metrics.jsonl' is a name of the recorder's own attachments; rename the file",
+            "the recorder itself attaches a file 'metrics.jsonl'; rename your file",
         ),
         (
             ["a/notes", "b/other", "b/notes"],

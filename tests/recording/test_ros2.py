@@ -71,8 +71,8 @@ def test_joint_states_hold_the_recorded_values(converted: Path) -> None:
 def test_the_bytes_of_a_joint_state_match_a_hand_calculation(converted: Path) -> None:
     """The bytes are little-endian CDR: 4 header bytes, int32 sec, uint32 nanosec, an empty frame_id, and the names.
 
-    The names begin with their number, 2. A string begins with its length, which counts the zero byte at its end. More
-    zero bytes pad a string to a multiple of 4.
+    The names begin with their count, 2. A string begins with its length. The length includes the zero byte at the end
+    of the string. More zero bytes pad a string to a multiple of 4.
     """
     with converted.open("rb") as file:
         [data] = [
@@ -160,7 +160,7 @@ def one_step(make_step: Make, observations: int, actions: int, **fields: Any) ->
             [0.25, 0.5],
             {"effort": [0.25, 0.5]},
         ),
-        # if the name has no field, the unit gives it, but only for a joint that an action drives: not for `torso`
+        # if the name has no field, the unit gives the field; no action drives `torso`, so `torso` is not a joint
         (
             {"torso": "rad", "hip": "rad", "hip_vel": "1"},
             {"hip": "rad"},
@@ -248,7 +248,7 @@ def test_a_robot_without_joints_has_named_channels(
     assert (commands.layout.dim[0].label, commands.data.tolist()) == ("left throttle", [0.25])
     assert capsys.readouterr().err == (
         "leg: no /leg/robot_0/joint_states, because no observation has a name like JOINT.position; "
-        "in no joint message: torso.height, a-b, a b, 2nd.θ, torso, …; "
+        "channels in no joint message: torso.height, a-b, a b, 2nd.θ, torso, …; "
         "the topics observation and action hold every channel\n"
     )
 
@@ -273,7 +273,9 @@ def test_steps_without_a_matching_specification_have_numbered_channels(
 ) -> None:
     found = exported([one_step(make_step, 2, 1), *([hello(spec)] if spec else [])])
     assert found["/leg/robot_0/observation/channel_1"].data == 2
-    assert "leg: no specification names its channels" in capsys.readouterr().err
+    assert (
+        "leg: no matching specification is known, so the channels have the names channel_0" in capsys.readouterr().err
+    )
 
 
 def test_rewards_episodes_states_and_evaluations_are_exported(
@@ -346,7 +348,7 @@ def test_a_recording_without_messages_to_convert_is_refused(
 
 @pytest.mark.parametrize("name", ["deployed", "pendulum", "walkers", "restarted"])
 def test_independent_readers_decode_every_message(name: str, tmp_path: Path) -> None:
-    """rosbags decodes with the definitions in the file. If mcap-ros2-support is installed, it gives equal messages."""
+    """rosbags decodes with the definitions in the file. mcap-ros2-support, if installed, gives the same messages."""
     assert main(["export", str(SESSIONS / f"{name}.mcap"), "--out", str(tmp_path), "--format", "ros2"]) == 0
     from rosbags.highlevel import AnyReader
 

@@ -22,7 +22,7 @@ Make = Callable[..., Any]
 MS = SECOND // 1000
 
 
-def test_each_event_and_gap_has_a_time_and_a_repeated_event_is_listed_once(
+def test_a_repeated_event_is_listed_once_and_each_event_and_gap_has_a_time(
     make_step: Make, save: Make, capsys: pytest.CaptureFixture[str]
 ) -> None:
     failed = LifecycleChange("leg", "active", "fault", "hot", 7)
@@ -52,7 +52,7 @@ def test_each_event_and_gap_has_a_time_and_a_repeated_event_is_listed_once(
 
 @pytest.mark.parametrize(("steps", "every"), [(1, 1), (4000, 1), (4001, 2), (9000, 4)])
 def test_a_long_recording_shows_each_nth_step(make_step: Make, save: Make, steps: int, every: int) -> None:
-    """A channel has at most 4000 points. With the next point, n doubles."""
+    """A channel has at most 4000 points. If one more point comes, n doubles."""
     made = entries_of(
         [("sim-0", make_step(action=np.full((1, 2), number, np.float32))) for number in range(steps)], period=20 * MS
     )
@@ -87,4 +87,4 @@ def test_a_robot_that_is_not_in_the_recording_is_an_error(
     assert main(["info", str(file), "--json", "--timeline", "--robot", robots[-1]]) == 0
     assert json.loads(capsys.readouterr().out)["robot"]["name"] == robots[-1]
     assert main(["info", str(file), "--robot", robots[0]]) == 2
-    assert "--robot selects the channels of --timeline --json" in capsys.readouterr().err
+    assert "--robot needs --timeline and --json" in capsys.readouterr().err

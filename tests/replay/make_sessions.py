@@ -2,11 +2,12 @@
 
     python tests/replay/make_sessions.py [NAME …]
 
-Two sessions are trainings with real processes; in one of them the policy server is killed. Each other session runs in
-one process with a simulated clock and simulated links, so messages can be lost or late, and deadlines can be missed.
+Two sessions are trainings with real processes; in one of them the policy server is killed. All remaining sessions run
+in one process with a simulated clock and simulated links, so messages can be lost or late, and deadlines can be missed.
 
-If the protocol changes, make the sessions again. If you change only the behaviour, and on purpose, run
-`td3-robot replay FILE --update`. The command shows the changed outputs and stores them as expected outputs.
+If the protocol changes, make the sessions again. If you intentionally change the outputs of a core, but not the
+protocol, run `td3-robot replay FILE --update`. The command shows the changed outputs and stores them as expected
+outputs.
 """
 
 from __future__ import annotations
@@ -60,7 +61,10 @@ def finish(training: Process, target: Path) -> None:
 
 
 def walkers(target: Path) -> None:
-    """Train in lock-step with evaluations and two simulators of two robots each. Completed episodes end with a fall."""
+    """Train in lock-step with evaluations and two simulators of two robots each.
+
+    An episode ends only when its robot falls.
+    """
     overrides = ("simulators=2", "robots=2", "learner.learning_starts=100", "evaluation.every=200")
     finish(start(target, 400, *SMALL, *overrides, "evaluation.episodes=1", "timing=lockstep"), target)
 
@@ -233,7 +237,7 @@ def restarted(target: Path) -> None:
     acts: list[tuple[int, Act]] = [
         (0, stage.drive),
         (600, serve(first)),
-        # Weights: valid, with a wrong hash, for another robot, not newer, during a freeze, after a rollback.
+        # Six cases of Weights: valid; wrong hash; for another robot; not newer; during a freeze; after a rollback.
         (900, learn(2)),
         (1000, learn(3, sha256="0" * 64)),
         (1050, learn(3, payload=foreign, sha256=sha256(foreign))),
@@ -263,7 +267,7 @@ def restarted(target: Path) -> None:
         (2850, lambda: stage.end("leg")),
         (2900, stage.drive),
         (3000, say("activate", "leg")),
-        # The server carries out a driver's stop of all robots, and no other command of a driver.
+        # Of a driver's commands, the server carries out only the emergency stop of all robots.
         (3050, lambda: stage.join("arm")),
         (3100, say("deactivate", by="arm")),
         (3120, say("estop", "leg", by="arm")),
@@ -279,7 +283,7 @@ def restarted(target: Path) -> None:
         (3850, serve(learnt_policy(8))),
         (4000, say("reset")),
         (4050, say("activate")),
-        # The server is killed while three stops hold: of all robots, of one robot, and of a robot that is absent.
+        # Three stops are in force when the server is killed: for the robot, for an absent robot, and for all robots.
         (4250, say("estop", "leg")),
         (4270, say("estop", "nobody")),
         (4300, say("estop")),
@@ -366,7 +370,7 @@ def main(names: list[str]) -> int:
         with tempfile.TemporaryDirectory() as folder:
             made = Path(folder) / f"{name}.mcap"
             SESSIONS[name](made)
-            # The first replay must find no difference. Then --update has only the learner's transitions to attach.
+            # The first replay must find no difference. So --update only attaches the learner's transitions.
             for words in ((), ("--update",)):
                 if code := td3_robot(["replay", str(made), *words]):
                     return code

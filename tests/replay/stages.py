@@ -50,7 +50,7 @@ class _AtOnce(Copies):
 
 
 class RecordedBus(MemoryBus):
-    """A bus that gives ``copies`` each message that it sends."""
+    """A bus. ``copies`` receives every message that the bus sends."""
 
     copies: Copies | None = None
 
@@ -172,7 +172,10 @@ LEG = RobotSpec(
 
 
 def leg_policy(seed: int, version: int, scale: float = 1.5) -> Bundle:
-    """Random weights whose actions are often near the limits. With a scale of 1e30, some observations give NaN."""
+    """A policy with random weights. Its actions are often near the limits.
+
+    With a scale of 1e30, the policy gives NaN for some observations.
+    """
     rng = np.random.default_rng(seed)
     tensors = {name: rng.normal(0, scale, shape).astype(np.float32) for name, shape in layer_shapes(LEG, (6,)).items()}
     return Bundle(LEG, (6,), tensors, provenance={"version": version})
@@ -298,7 +301,11 @@ class Deployed:
         return bus, self._tap(name, bus)
 
     def end(self, name: str, *, bye: bool = True) -> None:
-        """End a driver with a Bye, or end any node without a Bye as if it were killed."""
+        """End a node.
+
+        If ``bye`` is True and the node is a driver, the driver first sends a Bye. If ``bye`` is False, the node ends as
+        if somebody killed it.
+        """
         _, bus = self._nodes.pop(name)
         if bye:
             bus.send("policy", Bye("stopped"))
@@ -341,7 +348,7 @@ class Deployed:
 
 
 def repeat(server: MemoryBus, until: Callable[[], bool]) -> None:
-    """Deliver the next Step. Replace each later Step by this Step, until ``until`` returns True."""
+    """Deliver the next Step. Then deliver this Step again in place of each later Step, while ``until()`` is False."""
     deliver = server.deliver
     held: list[Frames] = []
 
@@ -355,7 +362,7 @@ def repeat(server: MemoryBus, until: Callable[[], bool]) -> None:
 
 
 def tamper(*servers: MemoryBus, lost: int, late: int) -> None:
-    """On the links to these servers, drop Step ``lost``, and deliver Step ``late`` after the next Step."""
+    """Change the links to these servers: drop Step number ``lost``, and swap the Steps ``late`` and ``late + 1``."""
     for server in servers:
         _tamper(server, server.deliver, lost, late)
 

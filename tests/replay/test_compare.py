@@ -64,7 +64,7 @@ def test_a_change_below_the_tolerance_counts_only_in_exact_mode() -> None:
         assert near.same is same
 
 
-def test_the_smallest_change_and_the_sign_of_zero_count_in_exact_mode() -> None:
+def test_exact_mode_finds_the_smallest_change_and_a_changed_sign_of_zero() -> None:
     for one, other in ((np.float32(0.5), np.nextafter(np.float32(0.5), np.float32(1))), (0.0, -0.0)):
         exact, near = both(with_action(actions(), 4, float(one)), with_action(actions(), 4, float(other)))
         assert exact.counts == {"action": 1}
@@ -84,7 +84,7 @@ def test_nan_is_found() -> None:
 
 
 def test_infinity_is_found() -> None:
-    """Infinity differs from every other value, although the tolerance grows with the expected value."""
+    """Infinity equals only infinity with the same sign. An infinite expected value does not allow every error."""
     infinite, other = with_action(actions(), 4, float("inf")), with_action(actions(), 4, float("-inf"))
     for expected, got in ((actions(), infinite), (infinite, actions()), (infinite, other), (other, infinite)):
         for result in both(expected, got):
@@ -125,7 +125,7 @@ def test_integers_are_compared_exactly_even_if_array_values_have_a_tolerance(fie
         assert result.counts == {field: 1}
 
 
-def test_phases_origins_maps_bytes_and_texts_are_compared_exactly(make_step: Make) -> None:
+def test_phases_origins_bytes_texts_and_maps_are_compared_exactly(make_step: Make) -> None:
     steps: list[Message] = [make_step(number) for number in range(3)]
     phase = np.array([2], np.uint8)
     for field, value in (("phase", phase), ("world", {"0": {"mass": 1.0}}), ("origin", 3)):
@@ -162,7 +162,7 @@ def test_nan_in_maps_is_equal_to_nan() -> None:
         assert result.first[0].field == "latches[held][a]"
 
 
-def test_a_merged_comparison_lists_the_errors_of_one_stream_after_the_other() -> None:
+def test_a_merged_comparison_lists_the_errors_stream_by_stream() -> None:
     """Three streams have 10 messages each. Only message 4 of the second stream differs, so the only error has index 14.
 
     All other messages have the error 0.

@@ -22,7 +22,7 @@ from tests.replay.make_sessions import PENDULUM
 from tests.replay.stages import Stage
 
 
-def test_replay_of_a_lock_step_session_with_a_replay_file_and_n_step_returns_succeeds(tmp_path: Path) -> None:
+def test_replay_succeeds_for_a_lock_step_session_with_a_replay_buffer_in_a_file_and_n_step_3(tmp_path: Path) -> None:
     """Replay also makes a second learner, which only stores transitions. This learner is always free-running.
 
     A free-running configuration must not combine ``replay_storage: file`` with ``n_step`` 3. So replay must change the
@@ -43,7 +43,9 @@ def test_replay_of_a_lock_step_session_with_a_replay_file_and_n_step_returns_suc
     assert {comparison.topic for comparison, _ in report.comparisons} >= {"weights", "throttle"}
 
 
-def test_a_recording_of_a_gpu_replays_without_a_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_recording_of_a_learner_on_a_gpu_can_be_replayed_without_a_gpu(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Replay does not repeat the updates, but compares counters and transitions."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     session = Session([Path(__file__).parent / "sessions" / "pendulum.mcap"])

@@ -40,7 +40,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:(overflow|invalid value):Runtime
 def changed(tmp_path: Path) -> Callable[..., Session]:
     """Returns ``changed(CHANGE, METADATA)``, which copies the deployed session. CHANGE gets each entry.
 
-    The copy holds what CHANGE returns. For None, it lacks the entry.
+    The copy holds what CHANGE returns. If CHANGE returns None, the copy lacks the entry.
     """
 
     def make(change: Change, metadata: Mapping[str, str] | None = None) -> Session:
@@ -63,7 +63,7 @@ def policy(session: Session) -> tuple[replay.Outcome, int]:
     return report, sum(c.compared for c, _ in report.comparisons if c.topic == "lifecycle")
 
 
-def test_a_missing_turn_ends_the_comparison(changed: Callable[..., Session]) -> None:
+def test_a_missing_turn_ends_the_comparison_of_states(changed: Callable[..., Session]) -> None:
     report, states = policy(changed(without("policy", "turn", 600)))
     assert report.same
     assert report.turns == 600
@@ -75,7 +75,7 @@ def test_a_missing_turn_ends_the_comparison(changed: Callable[..., Session]) -> 
 
 
 @pytest.mark.parametrize(("publisher", "core", "number"), [("leg", "driver", 600), ("policy", "policy", 601)])
-def test_the_outputs_of_a_missing_turn_are_no_difference(
+def test_the_outputs_of_a_missing_turn_do_not_count_as_a_difference(
     changed: Callable[..., Session], publisher: str, core: str, number: int
 ) -> None:
     """Only the turn is missing. Its Step or Action is recorded and seems to belong to the previous turn."""
@@ -84,7 +84,7 @@ def test_the_outputs_of_a_missing_turn_are_no_difference(
     assert report.turns == number
 
 
-def test_a_missing_output_of_the_last_turn_before_a_gap_is_no_difference(
+def test_a_missing_output_of_the_last_turn_before_a_gap_does_not_count_as_a_difference(
     changed: Callable[..., Session],
 ) -> None:
     """A full queue to the recorder loses messages: here the Step of a turn, and the driver's next Turns and Steps."""
@@ -110,7 +110,7 @@ def test_a_missing_step_is_restored_from_a_turn_that_contains_it(changed: Callab
     assert not report.notes
 
 
-def test_a_missing_input_ends_the_comparison(changed: Callable[..., Session]) -> None:
+def test_a_missing_input_ends_the_comparison_of_states(changed: Callable[..., Session]) -> None:
     report, states = policy(changed(without("policy", "command", 0)))
     assert report.same
     assert 0 < report.turns < 1259  # the session has 1259 turns of the policy server
@@ -118,7 +118,7 @@ def test_a_missing_input_ends_the_comparison(changed: Callable[..., Session]) ->
     assert any("command" in note and "is not recorded" in note for note in report.notes), report.notes
 
 
-def test_answers_that_the_recorder_missed_are_no_difference(changed: Callable[..., Session]) -> None:
+def test_answers_that_the_recorder_missed_do_not_count_as_a_difference(changed: Callable[..., Session]) -> None:
     """A jump in the sequence of the Actions shows that the recorder missed two Actions."""
     report, states = policy(changed(without("policy", "action", 17, 18)))
     assert report.same
@@ -131,7 +131,7 @@ def test_states_of_a_server_are_not_compared_without_its_first_turn_or_policy(
 ) -> None:
     report, states = policy(changed(without("policy", "turn", 0)))
     assert (report.turns, states) == (0, 0)
-    assert any("its turns before 1 are missing" in note for note in report.notes)
+    assert any("its turns before turn 1 are missing" in note for note in report.notes)
     report, states = policy(changed(without("policy", "weights", 0)))
     assert (report.turns, states) == (0, 0)
     assert any("its first policy is not recorded" in note for note in report.notes)
@@ -188,7 +188,7 @@ def test_an_error_in_the_core_fails_the_replay(
 @pytest.mark.parametrize(
     ("fields", "words"),
     [
-        ({"settings": {}}, "start of policy: exploring is None; needed is bool"),
+        ({"settings": {}}, "start of policy: the setting 'exploring' is None; needed is bool"),
         ({"config": "task: ["}, "configuration of policy: "),
         ({"config": "tusk: Leg"}, "configuration of policy: "),
     ],
@@ -210,8 +210,8 @@ def test_an_invalid_start_gives_a_one_line_error(
     assert error.count("\n") == 1
 
 
-def test_messages_of_a_topic_that_the_recording_lacks_are_a_difference(changed: Callable[..., Session]) -> None:
-    """The policy server gives 20 Latches, and the driver 331 MotorCommands, which have the topic ``told``."""
+def test_messages_count_as_a_difference_if_the_recording_lacks_their_topic(changed: Callable[..., Session]) -> None:
+    """The policy server sends 20 Latches. The driver sends 331 MotorCommands; their topic is ``told``."""
 
     def silent(it: Entry) -> Entry | None:
         return None if it.topic in ("told", "latches") else it
@@ -223,10 +223,11 @@ def test_messages_of_a_topic_that_the_recording_lacks_are_a_difference(changed: 
 def test_the_tolerance_depends_on_the_machine_that_made_the_expected_messages(
     changed: Callable[..., Session], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The recording is from another machine. Actions that the driver did not apply differ in the last bit.
+    """The test copies a recording. The copy names another machine as the machine that made the recording.
 
-    ``replay --update`` adds a reference, the expected Actions of this machine. Replay compares the Actions with the
-    reference bit for bit, and other messages with the recording within a tolerance.
+    The test also changes the last bit of the Actions that the driver did not apply. ``replay --update`` stores the
+    Actions that this machine computes as a reference. Then replay compares the Actions bit for bit with the reference.
+    Replay compares other messages with the recording, and allows a tolerance.
     """
     host = json.loads(Session([DEPLOYED]).metadata["host"])
     applied = {step.action.tobytes() for _, step in Session([DEPLOYED]).messages([Step.NAME]) if isinstance(step, Step)}

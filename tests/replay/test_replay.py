@@ -59,7 +59,7 @@ def test_policy_actions_are_bit_exact_across_a_change_of_weights(
     )
 
 
-def test_a_topic_with_two_kinds_of_comparison_is_compared_as_a_whole(acted: Make, save: Make) -> None:
+def test_not_compared_excludes_messages_compared_bit_for_bit_or_within_tolerance(acted: Make, save: Make) -> None:
     """Replay compares 20 Actions bit for bit and 10 within tolerances, so ``not_compared`` lists no Action."""
     report = Outcome()
     report.add(Comparison("action", 20), "bit for bit")
@@ -69,7 +69,10 @@ def test_a_topic_with_two_kinds_of_comparison_is_compared_as_a_whole(acted: Make
 
 
 def test_a_step_recorded_after_its_action_does_not_change_the_result(acted: Make, save: Make) -> None:
-    """The recorder receives each node's messages separately, so an Action can come before its Step. Here, all do."""
+    """In this test, every Action comes before its Step.
+
+    The recorder receives each node's messages separately, so this order is possible.
+    """
     entries = entries_of(acted(30))
     for at in range(len(entries) - 1):
         if (entries[at].topic, entries[at + 1].topic) == ("step", "action"):
@@ -120,7 +123,7 @@ def test_update_shows_the_difference_and_then_accepts_it(
     assert "rewritten, new references: reference/all/action" in text
     assert policy(path) == 0
     assert "the same bit for bit: policy: 30 action" in capsys.readouterr().out
-    # The recorded messages stay unchanged, because other cores received them.
+    # The recorded messages stay unchanged, because the recorded Actions are also inputs of other cores.
     recorded = [entry.payload for entry in entries_of(spoilt(messages, 12, 0.25))]
     assert [entry.payload for entry in Session([path]).entries()] == recorded
     before = path.read_bytes()
@@ -167,7 +170,7 @@ def test_a_reference_with_damaged_machine_data_is_refused(data: bytes, acted: Ma
     assert "b.mcap: made/reference/all/action is damaged (" in capsys.readouterr().err
 
 
-def test_another_kind_of_machine_is_compared_within_tolerance(
+def test_outputs_of_another_kind_of_machine_are_compared_within_tolerance(
     acted: Make, save: Make, capsys: pytest.CaptureFixture[str]
 ) -> None:
     messages = acted(30)
@@ -186,7 +189,7 @@ def test_another_kind_of_machine_is_compared_within_tolerance(
     assert policy(save("b.mcap", entries_of(spoilt(messages, 0, float(value) + 0.01)), facts)) == 1
 
 
-def test_the_difference_between_machines_is_named() -> None:
+def test_a_text_describes_the_difference_between_machines() -> None:
     metadata = dict(facts_of_this_machine(Config()).metadata)
     assert machines.difference(metadata, ("numpy",)) is None
     host = json.loads(metadata["host"])
@@ -315,5 +318,5 @@ def test_the_core_receives_the_recorded_time(acted: Make, save: Make, monkeypatc
     assert policy(path) == 0
     assert times == sorted(times)
     # The messages are 1/60 s apart: 30 Steps, an Action after each Step, and Weights before the 1st and the 16th Step.
-    # So the last Step is 59 messages after the first: 29 Steps and 29 Actions, and the second Weights.
+    # After the first Step, 59 messages follow, up to the last Step: 29 Actions, the second Weights, and 29 Steps.
     assert times[-1] - times[0] == pytest.approx(59 / 60, abs=0.02)

@@ -148,7 +148,7 @@ def stops_do_not_latch(patch: Patch) -> None:
     patch.setattr(Lifecycle, "stopped", property(lambda _: False, lambda *_: None), raising=False)
 
 
-def stops_by_name_do_not_latch(patch: Patch) -> None:
+def stops_of_one_named_robot_do_not_latch(patch: Patch) -> None:
     patch.setattr(Safety, "_latch", lambda *_: "")
 
 
@@ -167,7 +167,7 @@ def refusals_have_no_error(patch: Patch) -> None:
     patch.setattr(Desk, "_refusal", lambda *it: msgspec.structs.replace(refusal(*it), error=""))
 
 
-def all_states_except_fault_count_as_active(patch: Patch) -> None:
+def every_state_except_fault_is_active(patch: Patch) -> None:
     patch.setattr(Lifecycle, "active", property(lambda self: self.state is not State.FAULT))
 
 
@@ -248,7 +248,7 @@ def stops_by_a_robot_are_not_repeated(patch: Patch) -> None:
     patch.setattr(Actuator, "own_stop", property(lambda _: None, lambda *_: None), raising=False)
 
 
-def waiting_steps_are_not_repeated(patch: Patch) -> None:
+def unanswered_steps_are_not_sent_again(patch: Patch) -> None:
     patch.setattr(SourceCore, "_steps_for", lambda *_: [])
 
 
@@ -286,7 +286,7 @@ def robots_may_stop_each_other(patch: Patch) -> None:
     patch.setattr(Desk, "command", obedient)
 
 
-def robots_may_not_stop_all(patch: Patch) -> None:
+def a_stop_of_all_robots_is_ignored_if_a_robot_sends_it(patch: Patch) -> None:
     command = Desk.command
     patch.setattr(Desk, "command", lambda *it: [] if it[1].role == "driver" else command(*it))
 
@@ -354,7 +354,7 @@ def a_restart_restores_nothing(patch: Patch) -> None:
     patch.setattr(PolicyCore, "resume", lambda *_: [])
 
 
-def a_restart_does_not_restore_stops_by_name(patch: Patch) -> None:
+def a_restart_does_not_restore_stops_of_one_named_robot(patch: Patch) -> None:
     restore = Safety.restore
     patch.setattr(
         Safety, "restore", lambda self, state, now: restore(self, dataclasses.replace(state, stopped=()), now)
@@ -362,7 +362,7 @@ def a_restart_does_not_restore_stops_by_name(patch: Patch) -> None:
 
 
 def without(state: SafetyState, cause: Cause) -> SafetyState:
-    """Return the state. Leave out the server's stop, fault or inactivity if ``cause`` is its cause."""
+    """Return the state. If its ``server`` has this ``cause``, the returned state has ``server=None``."""
     return dataclasses.replace(state, server=None) if state.server and state.server.cause is cause else state
 
 
@@ -379,7 +379,7 @@ def a_restart_does_not_restore_the_inactive_state(patch: Patch) -> None:
     drop_cause(patch, Cause.INACTIVE)
 
 
-def a_shutdown_clears_stops_and_faults(patch: Patch) -> None:
+def a_shutdown_clears_the_state_of_the_server(patch: Patch) -> None:
     kept = Safety.state
 
     def forgetful(self: Safety, **it: Any) -> SafetyState:
@@ -400,11 +400,11 @@ def a_shutdown_clears_stops_and_faults(patch: Patch) -> None:
         ("policy", a_fault_ends_without_activate),
         ("policy", stops_do_nothing),
         ("policy", stops_do_not_latch),
-        ("policy", stops_by_name_do_not_latch),
+        ("policy", stops_of_one_named_robot_do_not_latch),
         ("policy", commands_for_one_robot_are_not_relayed),
         ("policy", commands_are_not_relayed),
         ("policy", refusals_have_no_error),
-        ("policy", all_states_except_fault_count_as_active),
+        ("policy", every_state_except_fault_is_active),
         ("policy", nan_actions_are_sent),
         ("policy", bad_observations_are_answered),
         ("policy", actions_are_not_filtered),
@@ -412,7 +412,7 @@ def a_shutdown_clears_stops_and_faults(patch: Patch) -> None:
         ("driver", a_fault_ends_without_activate),
         ("driver", stops_do_nothing),
         ("driver", stops_do_not_latch),
-        ("driver", all_states_except_fault_count_as_active),
+        ("driver", every_state_except_fault_is_active),
         ("driver", guard_does_not_clip),
         ("driver", guard_never_requires_the_safe_action),
         ("driver", guard_does_not_wait_for_the_first_action),
@@ -440,7 +440,7 @@ def test_replay_finds_a_mistake_in_the_safety_code(
         ("policy", a_robot_that_leaves_loses_its_stop),
         ("policy", robots_may_send_all_commands),
         ("policy", robots_may_stop_each_other),
-        ("policy", robots_may_not_stop_all),
+        ("policy", a_stop_of_all_robots_is_ignored_if_a_robot_sends_it),
         ("policy", repeated_steps_count_as_new),
         ("policy", old_steps_are_answered),
         ("policy", hashes_are_not_checked),
@@ -453,14 +453,14 @@ def test_replay_finds_a_mistake_in_the_safety_code(
         ("policy", a_withdrawal_is_not_stored),
         ("policy", a_withdrawn_policy_is_served_again),
         ("policy", a_restart_restores_nothing),
-        ("policy", a_restart_does_not_restore_stops_by_name),
+        ("policy", a_restart_does_not_restore_stops_of_one_named_robot),
         ("policy", a_restart_does_not_restore_the_stop_of_all),
         ("policy", a_restart_does_not_restore_the_inactive_state),
-        ("policy", a_shutdown_clears_stops_and_faults),
+        ("policy", a_shutdown_clears_the_state_of_the_server),
         ("driver", a_driver_does_not_wait_for_the_server),
         ("driver", a_driver_waits_too_long_for_the_server),
         ("driver", stops_by_a_robot_are_not_repeated),
-        ("driver", waiting_steps_are_not_repeated),
+        ("driver", unanswered_steps_are_not_sent_again),
     ],
     ids=lambda item: item if isinstance(item, str) else item.__name__,
 )
@@ -479,13 +479,16 @@ def is_found(patch: Patch, name: str, core: str, mistake: Callable[[Patch], None
         assert field
 
 
-def test_update_changes_only_the_references_of_the_changed_core(
+def test_update_replaces_only_the_references_of_the_core_that_differs(
     monkeypatch: Patch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Only the changed core gets new expected outputs. The inputs of the other cores stay as recorded."""
+    """The references are the expected outputs of a core. The option ``--update`` does not change recorded messages.
+
+    So the inputs of the other cores stay the same.
+    """
     path = tmp_path / "deployed.mcap"
     path.write_bytes((SESSIONS / "deployed.mcap").read_bytes())
-    stops_by_name_do_not_latch(monkeypatch)
+    stops_of_one_named_robot_do_not_latch(monkeypatch)
     actions_are_not_filtered(monkeypatch)
     assert main(["replay", str(path)]) == 1
     assert main(["replay", str(path), "--update"]) == 0

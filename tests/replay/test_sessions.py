@@ -49,16 +49,18 @@ from td3_robot.transport import codec
 from td3_robot.transport import link as handshake
 from td3_robot.transport.tap import RECORDED
 
-# The deployed session loads a policy with weights of about 1e30.
+# In the session ``deployed``, an operator loads a policy with weights of about 1e30. This policy's actions overflow.
 pytestmark = pytest.mark.filterwarnings("ignore:(overflow|invalid value):RuntimeWarning")
 FILES = sorted((Path(__file__).parent / "sessions").glob("*.mcap"))
 
 
 TRAINING = {"policy", "simulator", "learner"}
-DEPLOYED = {"policy", "driver", "learner"}  # these sessions have no learner core: replay makes transitions from Steps
+# No learner core ran in the DEPLOYED sessions. Replay gives their Steps to a learner core, and compares the core's
+# transitions with the expected transitions. An attachment of the file holds the expected transitions.
+DEPLOYED = {"policy", "driver", "learner"}
 CORES = dict.fromkeys(("faulted", "pendulum", "tampered", "walkers"), TRAINING)
 CORES |= dict.fromkeys(("deployed", "restarted", "takeover"), DEPLOYED)
-# Topics with messages that replay does not compare, by session.
+# For each session: the topics with messages that replay does not compare.
 AROUND = {name: {"hello", "welcome", "refused", "bye", "status", "evaluation"} for name in CORES}
 for name in ("deployed", "takeover"):
     AROUND[name] |= {"weights"}  # the policy that the server starts with
@@ -79,13 +81,13 @@ def test_a_recorded_session_replays_without_a_difference(path: Path) -> None:
         assert bool(report.compared) == (report.core in CORES[path.stem]), f"{report.core}: {report.notes}"
         there = report.core != "learner" or CORES[path.stem] == TRAINING
         assert bool(report.turns) == (report.core in CORES[path.stem] and there), (
-            f"{report.core} has the wrong number of replayed turns"
+            f"{report.core} replayed {report.turns} turns; required: above 0 if the core ran in the session, else 0"
         )
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
 def test_later_parts_of_a_session_show_no_difference(path: Path, tmp_path: Path) -> None:
-    """Split a session into three or more parts. Replay policy servers and drivers from each part but the first."""
+    """Split a session into three or more parts. Replay policy servers and drivers from each part except the first."""
     whole = Session([path])
     seconds = (whole.end - whole.begin) * 1e-9
     facts = Facts(whole.metadata, [item for item in whole.attachments.values() if item.name == CONFIG])
@@ -106,8 +108,8 @@ def test_later_parts_of_a_session_show_no_difference(path: Path, tmp_path: Path)
     assert compared > 20
 
 
-def test_replay_compares_every_topic_that_the_table_around_does_not_list() -> None:
-    """Replay does not compare handshakes, some Statuses, Evaluations, and messages that no core has sent.
+def test_replay_compares_every_topic_except_the_listed_topics() -> None:
+    """Replay does not compare these messages: handshakes, Evaluations, some Statuses, and messages that no core sent.
 
     On another kind of machine, replay does not compare learned results. Notes in the report name these results.
     """
@@ -163,7 +165,8 @@ class Held:
     stops: int = 0
     rolled_back: int = 0
     missing_observations: int = 0
-    commands: set[tuple[str, bool, bool]] = field(default_factory=set)  # (verb, it has a target, the operator sent it)
+    # (verb, whether the Command has a target, whether the operator sent the Command)
+    commands: set[tuple[str, bool, bool]] = field(default_factory=set)
     roles: set[str] = field(default_factory=set)
     drivers: int = 0
     driver_stops: int = 0
@@ -317,7 +320,7 @@ def test_changed_noise_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     assert 100 < count < 1046
 
 
-def test_transitions_joined_over_a_gap_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_replay_finds_transitions_that_join_steps_across_a_gap(monkeypatch: pytest.MonkeyPatch) -> None:
     """Step 60 of the session ``tampered`` is lost. A wrong assembler joins Steps 59 and 61.
 
     The session has three robots, so this gives three false transitions.

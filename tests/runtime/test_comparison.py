@@ -1,4 +1,7 @@
-"""The comparison of all runs in a folder. ``tests/dashboard/test_compare.py`` tests its page."""
+"""The comparison of all runs in a folder.
+
+``tests/dashboard/test_compare.py`` tests the page that shows this comparison.
+"""
 
 from __future__ import annotations
 

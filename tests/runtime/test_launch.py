@@ -96,10 +96,11 @@ def test_unknown_configuration_key_is_refused(tmp_path: Path) -> None:
 def test_count_must_name_a_configuration_key_whose_value_is_a_number(tmp_path: Path, key: str) -> None:
     file = tmp_path / "mine.yaml"
     file.write_text(f"processes: {{a: {{module: json, count: {key}, ends_run: true}}}}\nevaluate: json")
-    with pytest.raises(ConfigError, match=f"count of process 'a' is '{key}', which is not the key of a number"):
+    text = f"count of process 'a' is '{key}'; allowed: a configuration key whose value is a whole number"
+    with pytest.raises(ConfigError, match=text):
         launch.expand(launch.load(str(file)), Config())
 
 
 def test_error_for_an_unknown_name_suggests_shipped_descriptions() -> None:
-    with pytest.raises(ConfigError, match="no file 'trian'; similar shipped files: train"):
+    with pytest.raises(ConfigError, match="there is no file 'trian'; similar shipped files in launch: train"):
         launch.load("trian")

@@ -1,4 +1,4 @@
-"""Run folders: no run uses the folder of another run, and the files hold the endpoints and the steps made."""
+"""Run folders: no run uses the folder of another run, and the files hold the endpoints and the number of steps."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def test_only_one_training_may_use_a_run_folder(tmp_path: Path) -> None:
         pass
 
 
-def test_final_figures_give_the_steps_made(tmp_path: Path) -> None:
+def test_final_json_gives_the_number_of_steps(tmp_path: Path) -> None:
     run = RunFolder.create(tmp_path / "run", Config())
     run.write_final({"learner": Status("learner", "finished", "", {"env_steps": 3.0}, {"missed": 0})})
     assert '"env_steps": 3.0' in (run.path / "final.json").read_text()
@@ -117,7 +117,7 @@ def test_final_figures_give_the_steps_made(tmp_path: Path) -> None:
     assert run.steps_made() == 0
 
 
-def test_without_a_clean_end_the_newest_checkpoint_gives_the_steps_made(tmp_path: Path) -> None:
+def test_after_an_unclean_end_the_newest_checkpoint_gives_the_number_of_steps(tmp_path: Path) -> None:
     """After a full disk or the death of the supervisor, final.json is missing or comes from an earlier start.
 
     If final.json has more steps than the newest checkpoint, ``steps_made`` returns the steps of final.json.
@@ -133,8 +133,11 @@ def test_without_a_clean_end_the_newest_checkpoint_gives_the_steps_made(tmp_path
     assert run.steps_made() == 6000
 
 
-def test_only_a_folder_of_keys_that_exists_is_used(tmp_path: Path) -> None:
-    """If SIGKILL ends a training on a cluster, another process removes the keys. run.json still names their folder."""
+def test_a_run_uses_a_folder_of_keys_only_if_the_folder_exists(tmp_path: Path) -> None:
+    """If SIGKILL ends a training on a cluster, another process removes the folder of keys.
+
+    run.json still names this folder.
+    """
     run = RunFolder.create(tmp_path / "run", Config())
     keys = tmp_path / "run" / "keys"
     run.write_run(keys=str(keys))

@@ -43,7 +43,7 @@ def save(folder: Path, steps: int) -> None:
 
 
 @pytest.mark.usefixtures("bucket")
-def test_a_storage_on_s3_keeps_the_newest_files_of_its_owner(tmp_path: Path) -> None:
+def test_a_storage_on_s3_holds_the_newest_files_and_refuses_an_earlier_owner(tmp_path: Path) -> None:
     check(URL, None)
     run = RunFolder.create(tmp_path / "run", Config())
     first = Storage(URL)

@@ -135,7 +135,7 @@ def test_a_pull_makes_a_folder_equal_to_the_storage(claimed: Storage, run: Path,
     assert all((other / name).read_bytes() == (run / name).read_bytes() for name in names(other))
 
 
-def test_a_storage_without_folders_and_renames_works(run: Path, tmp_path: Path) -> None:
+def test_a_storage_needs_no_folders_and_no_rename(run: Path, tmp_path: Path) -> None:
     """Like object storage, fsspec's memory file system needs no folders, and moves a file by a copy and a removal."""
     made = Storage(f"memory://{tmp_path}")
     made.claim(RunFolder(run), newer=False)
@@ -148,7 +148,7 @@ def test_a_storage_without_folders_and_renames_works(run: Path, tmp_path: Path) 
     assert (tmp_path / "other" / THIRD).read_bytes() == (run / THIRD).read_bytes()
 
 
-def test_a_name_that_leaves_the_folder_is_ignored(
+def test_a_file_name_that_points_outside_the_folder_is_ignored(
     claimed: Storage, run: Path, place: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     claimed.push(run, {})
@@ -181,7 +181,7 @@ def test_a_learner_that_loses_the_storage_during_an_upload_changes_nothing_there
     with monkeypatch.context() as context:
 
         def slow(source: str, target: str) -> None:
-            context.undo()  # ``other`` shares this file system object, and its upload must not call slow()
+            context.undo()  # ``other`` uses the same file system object; an upload by ``other`` must not call slow()
             upload(source, target)
             other.claim(RunFolder(run), newer=True)
             other.push(tmp_path / "other", {})
@@ -193,7 +193,7 @@ def test_a_learner_that_loses_the_storage_during_an_upload_changes_nothing_there
     assert not (place / SECOND).exists()
 
 
-def test_a_resume_works_after_a_claim_that_ended_before_it_changed_the_storage(claimed: Storage, run: Path) -> None:
+def test_a_resume_works_if_an_earlier_claim_changed_run_json_but_not_the_storage(claimed: Storage, run: Path) -> None:
     claimed.push(run, {})
     facts = RunFolder(run).read_run()["storage"]
     RunFolder(run).write_run(storage={**facts, "owner": facts["owner"].partition("-")[0] + "-new", "newer": True})
@@ -277,8 +277,8 @@ def test_the_last_copy_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
     assert calls == [0, 1, 2]
 
 
-def test_a_resume_fetches_what_an_interrupted_training_left(place: Path, tmp_path: Path) -> None:
-    """At first, the storage has the newest checkpoint. Then the run folder gets a newer one, and a fetch keeps it."""
+def test_a_resume_fetches_the_checkpoint_of_an_interrupted_training(place: Path, tmp_path: Path) -> None:
+    """If the run folder has a newer checkpoint than the storage, a fetch keeps the newer checkpoint."""
     run, config, _ = new_run("pendulum", [], tmp_path / "run")
     run.write_run(config=config.to_yaml())
     left = Storage(f"file://{place}")
@@ -309,7 +309,7 @@ def test_the_error_names_a_storage_that_cannot_be_written(url: str, message: str
     assert not (tmp_path / "run").exists()
 
 
-def test_the_error_names_a_protocol_without_its_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_error_names_the_missing_package_of_a_protocol(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "s3fs", None)  # importing s3fs fails
     registry = importlib.import_module("fsspec.registry")
     monkeypatch.delitem(registry._registry, "s3", raising=False)  # another test may have imported s3fs
@@ -320,7 +320,8 @@ def test_the_error_names_a_protocol_without_its_package(tmp_path: Path, monkeypa
 def test_a_run_with_a_storage_cannot_have_a_replay_buffer_in_a_file(place: Path, tmp_path: Path) -> None:
     settings = [f"cluster.storage=file://{place}", "learner.replay_storage=file"]
     with pytest.raises(
-        ConfigError, match=r"^learner\.replay_storage is 'file'; with cluster\.storage it must be memory"
+        ConfigError,
+        match=r"^learner\.replay_storage is 'file'; with cluster\.storage, learner\.replay_storage must be 'memory'",
     ):
         new_run("pendulum", settings, tmp_path / "run", cluster=True)
 
@@ -359,7 +360,7 @@ def test_a_url_without_a_password_is_allowed(url: str) -> None:
     assert configuration.parse({"cluster": {"storage": url}}).cluster.storage == url
 
 
-def test_the_storage_in_run_json_has_only_url_owner_and_newer(claimed: Storage, run: Path) -> None:
+def test_run_json_holds_only_three_facts_about_the_storage(claimed: Storage, run: Path) -> None:
     facts: dict[str, Any] = json.loads((run / "run.json").read_text())["storage"]
     assert facts == {"url": claimed.url, "owner": claimed.owner, "newer": False}
     assert set(stamps(run)) == {*LEARNED, FIRST}

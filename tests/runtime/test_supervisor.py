@@ -68,7 +68,7 @@ def test_the_loss_of_a_host_counts_as_one_death(tmp_path: Path) -> None:
         (-40, "learner was killed by signal 40; see ", "the newest checkpoint is saved"),  # a real-time signal
     ],
 )
-def test_a_stop_reports_everything_learned_as_saved_only_if_the_learner_ended_well(
+def test_a_stop_says_that_everything_learned_is_saved_unless_the_learner_failed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int, words: str | None, saved: str
 ) -> None:
     """``stop`` replaces ``Supervisor.supervise``. It acts as if the learner had ended with ``code`` after a Ctrl-C."""
@@ -96,9 +96,9 @@ def test_a_stop_reports_everything_learned_as_saved_only_if_the_learner_ended_we
 
 
 def test_a_ready_process_that_reports_its_failure_still_counts_as_ready(tmp_path: Path) -> None:
-    """Later than READY_TIMEOUT after its start, a process must count as ready, or the supervisor ends the run.
+    """If READY_TIMEOUT has passed since the start of a process that is not ready, the supervisor ends the run.
 
-    So a failure must not make the process unready. Otherwise, the run could end before the process restarts.
+    So a failure must not make a ready process unready. Otherwise, the run could end before the process restarts.
     """
     run = RunFolder.create(tmp_path / "run", Config())
     child = Child(Process("sim-0", ProcessRow(module="sims")), run, Hosts(run.path))

@@ -65,7 +65,9 @@ def at(state: State) -> Lifecycle:
         (FINALIZED, "shutdown", FINALIZED),
     ],
 )
-def test_every_command_has_its_effect_in_every_state(state: str, verb: str, then: str | None) -> None:
+def test_each_command_in_each_state_has_the_expected_effect_or_is_refused(
+    state: str, verb: str, then: str | None
+) -> None:
     lifecycle = at(state)
     if then is None:
         with pytest.raises(LifecycleError, match=f"cannot {verb}, its state is {state}"):
@@ -106,7 +108,7 @@ def test_reset_after_a_stop_does_not_configure_a_node() -> None:
 
 
 @pytest.mark.parametrize("state", [UNCONFIGURED, INACTIVE, FAULT, FINALIZED])
-def test_an_error_takes_only_an_active_node_to_fault(state: str) -> None:
+def test_an_error_changes_only_an_active_node_to_the_state_fault(state: str) -> None:
     lifecycle = at(state)
     lifecycle.fault("late", 1.0)
     assert lifecycle.changes() == []
@@ -156,7 +158,7 @@ def test_automatic_recovery_needs_feeds_without_a_gap() -> None:
 
 
 def test_after_a_suspension_the_last_feed_is_too_old() -> None:
-    """The clock runs on while the process is suspended."""
+    """The clock continues to run while the process is suspended."""
     lifecycle = at(ACTIVE)
     watchdog = Watchdog(lifecycle, "action", 0.1)
     watchdog.feed(1.0)

@@ -33,7 +33,10 @@ def test_without_settings_the_limits_are_those_of_the_specification(spec: RobotS
 
 
 def test_settings_match_a_hand_calculation(spec: RobotSpec) -> None:
-    """In a period of 0.02 s, 5 N/s is a step of 0.1 N. The blend of 10 Hz is 1 - exp(-2π·10·0.02) = 0.71539."""
+    """The control period is 0.02 s.
+
+    The rate 5 N/s allows a step of 0.1 N. The low-pass filter of 10 Hz has the blend 1 - exp(-2π·10·0.02) = 0.71539.
+    """
     robot = SafetyConfig(limits=(-0.8, 2.0), rate={"left": 5.0}, low_pass=10.0, safe_action={"left": 0.5})
     envelope = joined(robot, NOTHING, spec)
     assert envelope.low.tolist() == pytest.approx([-0.8, -0.5])  # the pair is clipped to each channel's limits
@@ -52,10 +55,11 @@ def test_settings_match_a_hand_calculation(spec: RobotSpec) -> None:
     [
         (NOTHING, NOTHING, 30),
         (SafetyConfig(reset_timeout_ms=5000), SafetyConfig(reset_timeout_ms=2000), 2),
-        (SafetyConfig(reset_timeout_ms=5, observation_deadline_ms=100), NOTHING, 0.1),  # raised to the deadline
+        # the timeout is raised to the deadline
+        (SafetyConfig(reset_timeout_ms=5, observation_deadline_ms=100), NOTHING, 0.1),
     ],
 )
-def test_the_reset_timeout_is_the_shorter_setting_or_30_seconds(
+def test_the_shorter_reset_timeout_applies_and_the_default_is_30_seconds(
     spec: RobotSpec, robot: SafetyConfig, policy: SafetyConfig, seconds: float
 ) -> None:
     assert joined(robot, policy, spec).reset_timeout_s == seconds
@@ -175,7 +179,7 @@ def test_deadlines_are_refused_in_lockstep() -> None:
         configuration.parse({"timing": "lockstep", "safety": {"observation_deadline_ms": 100.0}})
 
 
-def test_settings_can_only_tighten_a_floor(spec: RobotSpec) -> None:
+def test_a_learners_policy_can_only_tighten_the_floor(spec: RobotSpec) -> None:
     """A floor has the settings of the policy that a person deployed last. ``policy`` came later, from a learner.
 
     The floor's safe action has priority over the safe action of ``policy``.

@@ -16,9 +16,10 @@ from td3_robot.specs import Float32, RobotSpec
 
 
 class Scripted:
-    """An environment. A script sets each episode's length, and whether it ends as terminated or truncated.
+    """An environment that follows a script.
 
-    The observation is (episode, step, action[0]).
+    For each episode, the script sets the length, and whether the episode ends as terminated or truncated. The
+    observation is (episode, step, action[0]).
     """
 
     concurrent = False
@@ -46,7 +47,7 @@ class Scripted:
 
 
 def randomization(**content: Any) -> RandomizationConfig:
-    """Return a section ``randomization`` of a configuration with these keys."""
+    """Return the configuration section ``randomization`` with these keys."""
     return msgspec.convert(content, RandomizationConfig)
 
 

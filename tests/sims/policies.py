@@ -29,8 +29,8 @@ class Stand:
     """Springs at the joints hold a pose. The actions also have a little noise.
 
     ``GAINS`` has a row for each joint: target position in units of its channel, stiffness, damping, gain of the pitch,
-    gain of the forward velocity. With these gains, the robot stands for 1000 steps. A random search found the
-    numbers with two or three decimals.
+    gain of the forward velocity. With these gains, the robot stands for 1000 steps. The numbers that have two or
+    three decimals come from a random search.
     """
 
     GAINS = {  # noqa: RUF012

@@ -1,4 +1,4 @@
-"""A World uses Bullet's C interface. Its results equal PyBullet's bit for bit, and it lets other threads run."""
+"""World uses Bullet's C interface. World gives exactly the same results as PyBullet, and lets other threads run."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def twins(request: pytest.FixtureRequest) -> Iterator[Twins]:
 
 
 def theirs(twins: Twins) -> dict[str, list[float]]:
-    """Return the arrays of :meth:`Client.look` as PyBullet's functions report them."""
+    """Return the same arrays as :func:`ours`, with the numbers that PyBullet's functions return."""
     _, client, _, robot, driven = twins
     links = range(pybullet.getNumJoints(robot, client))
     states = pybullet.getLinkStates(robot, links, computeLinkVelocity=1, physicsClientId=client)
@@ -189,7 +189,7 @@ def test_every_call_of_a_closed_world_raises_an_error() -> None:
             call()
 
 
-def test_a_world_closed_by_another_thread_ends_between_two_steps() -> None:
+def test_a_world_that_another_thread_steps_is_closed_between_two_steps() -> None:
     for _ in range(20):
         client, stepping = World(MODELS["Hopper"]).client, threading.Event()
         ends: list[str] = []
@@ -264,7 +264,7 @@ print("end")
         assert run(code) == "end\n"
 
 
-def test_a_file_that_does_not_load_is_an_error() -> None:
+def test_loading_a_missing_file_raises_an_error() -> None:
     client = Client()
     with pytest.raises(RuntimeError, match="Bullet answered a command with"):
         client.load("/nowhere.xml")
@@ -283,7 +283,7 @@ def test_a_joint_with_several_degrees_of_freedom_is_refused(tmp_path: Path) -> N
     client.close()
 
 
-def test_another_version_of_pybullet_is_refused_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_version_of_pybullet_gives_a_one_line_error(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ConfigError, match=r"API version 202101010; it must be 202010061, which pybullet 3.2.7 has$"):
         b3._check_version(202101010)
     with pytest.raises(ConfigError, match=r"does not export b3StepTwice; version 3.2.7 does$"):
@@ -302,8 +302,8 @@ def test_another_version_of_pybullet_is_refused_in_one_line(monkeypatch: pytest.
 def test_uninitialised_memory_does_not_change_the_results() -> None:
     """The robots move in the same way in two runs with different bytes in new memory.
 
-    glibc fills new memory with the complement of MALLOC_PERTURB_. Without the fix in ``c_api``, the bytes 0x55 change
-    the motion of one of the six robots after step 12.
+    glibc fills new memory with the complement of MALLOC_PERTURB_, so the value 170 gives the bytes 0x55. Without the
+    fix in ``c_api``, these bytes change the motion of one of the six robots after step 12.
     """
     code = (
         "import hashlib, numpy as np\n"

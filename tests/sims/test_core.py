@@ -48,7 +48,10 @@ def one(outputs: list[Output]) -> Step:
 
 
 def test_every_step_of_an_episode_goes_to_policy_server_and_learner(make_core: Callable[..., SourceCore]) -> None:
-    """The episode has three steps. The second Step names the Action that led to it, with weights and noise."""
+    """The episode has three steps.
+
+    The second Step names the Action that led to this Step. It also names the weights and the noise of the Action.
+    """
     core = make_core()
     assert core.step([], 0.0) == []  # no Throttle has allowed a step yet
     first = one(core.step([throttle(100)], 1.5))
@@ -89,7 +92,9 @@ def test_the_core_ignores_messages_for_another_step_or_incarnation(make_core: Ca
     assert core.body.action.tolist() == [[0.5, 0.5]]
 
 
-def test_the_core_sends_unprocessed_steps_again_to_a_new_server(make_core: Callable[..., SourceCore]) -> None:
+def test_the_core_sends_unprocessed_steps_again_to_a_new_policy_server_or_learner(
+    make_core: Callable[..., SourceCore],
+) -> None:
     core = make_core()
     outputs = core.step([welcome("policy"), welcome("learner")], 0.0)
     assert [(to, message.state) for to, message in outputs if isinstance(message, LifecycleChange)] == [
@@ -142,7 +147,9 @@ def test_the_core_sends_the_step_again_if_no_action_arrives(make_core: Callable[
     assert core.counters["asked_again"] == 1
 
 
-def test_in_lockstep_a_step_names_the_weights_version_of_the_throttle(make_core: Callable[..., SourceCore]) -> None:
+def test_in_lockstep_a_step_needs_the_weights_version_that_the_throttle_names(
+    make_core: Callable[..., SourceCore],
+) -> None:
     core = make_core(lockstep=True)
     [first] = steps(core.step([throttle(9, answers=0, version=4)], 0.0))
     assert first.needs_version == 4

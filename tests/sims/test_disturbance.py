@@ -31,7 +31,10 @@ def test_a_latency_of_n_delays_actions_by_n_periods(spec: RobotSpec, latency: in
 
 
 def test_latencies_are_drawn_evenly(spec: RobotSpec, seed: int) -> None:
-    """In 600 draws of 0, 1, 2, each number occurs 200 times ± 6 standard deviations of √(600 · 1/3 · 2/3) = 11.5."""
+    """600 draws of 0, 1 or 2: the expected count of each number is 200.
+
+    The standard deviation of a count is √(600 · 1/3 · 2/3) = 11.5. The test allows 6 standard deviations.
+    """
     late, random = disturbance(spec, seed, action_latency=[0, 2]), np.random.default_rng(seed)
     counts = [0, 0, 0]
     for _ in range(600):
@@ -49,12 +52,13 @@ def test_jitter_delays_each_action_and_drops_overtaken_actions(spec: RobotSpec, 
         assert seen >= newest, "an old action replaced a newer one"
         newest = seen
         ages.append(number - seen)
-    # An action arrives after 1, 2 or 3 periods, so the applied action is 1, 2 or 3 periods older than the newest.
+    # An action arrives after 1, 2 or 3 periods. So the applied action is 1, 2 or 3 periods older than the newest sent
+    # action.
     assert set(ages[5:]) == {1, 2, 3}
 
 
 def test_a_task_gets_the_delayed_action() -> None:
-    """A Pendulum with a latency of 2 periods equals one without latency that starts with two zero actions."""
+    """A Pendulum with a latency of 2 periods moves like a Pendulum without latency whose first two actions are 0."""
     late, plain = make("gymnasium:Pendulum-v1", 3, action_latency=[2, 2]), tasks.make("gymnasium:Pendulum-v1", 3)
     # Randomization draws four numbers. The plain robot draws four too, so that all later draws are equal.
     plain.random.integers(2**63, size=4)  # type: ignore[attr-defined]
@@ -69,7 +73,10 @@ def test_a_task_gets_the_delayed_action() -> None:
 
 
 def test_noise_has_the_drawn_standard_deviation(seed: int) -> None:
-    """The standard deviation of n = 9000 readings is within 6 σ/√(2n) of σ, and the mean within 6 σ/√n of 0."""
+    """The standard deviation of n = 9000 readings differs from σ by less than 6 σ/√(2n).
+
+    The mean differs from 0 by less than 6 σ/√n.
+    """
     robot = make("Ant", seed, sensor_noise={"joint_velocity": [0.05, 0.2]}, sensor_bias={"velocity": [0.1, 0.3]})
     robot.reset()
     noisy: Disturbance = robot.disturbance
@@ -91,7 +98,7 @@ def test_noise_has_the_drawn_standard_deviation(seed: int) -> None:
     robot.close()
 
 
-def test_readings_stay_within_the_limits_of_their_channels_and_rewards_have_no_noise(seed: int) -> None:
+def test_noise_keeps_readings_within_their_limits_and_does_not_change_rewards(seed: int) -> None:
     noisy, plain = make("Walker2D", seed, sensor_noise={"all": [9, 9]}), tasks.make("Walker2D", seed)
     # Randomization draws four numbers. The plain robot draws four too, so that all later draws are equal.
     plain.random.integers(2**63, size=4)  # type: ignore[attr-defined]

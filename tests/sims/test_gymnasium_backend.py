@@ -45,7 +45,9 @@ for name, keys in {"Asymmetric-v0": {"max_episode_steps": 4}, "Endless-v0": {}}.
 
 @pytest.mark.parametrize("task", TASKS)
 def test_numbers_equal_those_of_gymnasium(task: str) -> None:
-    ours = tasks.make(f"gymnasium:{task}")  # made first: tasks.make() ignores the warnings of Box2D's import
+    # Call tasks.make() before gymnasium.make(). The first call imports Box2D, which warns; only tasks.make() ignores
+    # these warnings.
+    ours = tasks.make(f"gymnasium:{task}")
     original = gymnasium.make(task)
     random = np.random.default_rng(0)
     for episode in range(3):
@@ -67,14 +69,14 @@ def test_numbers_equal_those_of_gymnasium(task: str) -> None:
 def test_specifications_have_the_limits_and_the_period_of_the_task() -> None:
     pendulum = tasks.spec("gymnasium:Pendulum-v1")
     assert (pendulum.action_low.tolist(), pendulum.action_high.tolist()) == ([-2.0], [2.0])
-    assert pendulum.control_period == 0.05, "the task's dt counts, not its rendering rate of 30 Hz"
+    assert pendulum.control_period == 0.05, "the period must be the task's dt, not 1/30 s from the rendering rate"
     assert tasks.spec("gymnasium:MountainCarContinuous-v0").control_period == 1 / 30
     assert pendulum.name == "gymnasium:Pendulum-v1"
     assert tasks.spec("gymnasium:Pendulum-v1") is pendulum
 
 
 @needs_box2d
-def test_lunar_lander_has_its_sizes_and_its_period() -> None:
+def test_the_specification_of_lunar_lander_has_the_right_sizes_and_period() -> None:
     lander = tasks.spec("gymnasium:LunarLanderContinuous-v3")
     assert (lander.observation_size, lander.action_size, lander.control_period) == (8, 2, 1 / 50)
 
@@ -161,7 +163,7 @@ def test_without_pygame_the_error_names_pygame(monkeypatch: pytest.MonkeyPatch) 
     task.close()
 
 
-def test_a_task_that_draws_only_a_window_has_no_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_task_that_draws_only_in_a_window_has_no_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Asymmetric, "metadata", {"render_modes": ["human"]})
     monkeypatch.setattr(Asymmetric, "render", lambda _: None)
     task = tasks.make("gymnasium:td3_robot_tests/Asymmetric-v0", seed=1)
@@ -200,7 +202,7 @@ def test_a_discrete_task_executes_the_action_with_the_highest_score() -> None:
         ("discrete:os:system-v0", "does not exist"),
     ],
 )
-def test_the_discrete_backend_refuses_other_tasks(task: str, words: str) -> None:
+def test_the_discrete_backend_refuses_continuous_and_unknown_tasks(task: str, words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         tasks.make(task)
 
@@ -234,7 +236,9 @@ def test_an_environment_describes_its_robot(monkeypatch: pytest.MonkeyPatch, des
         ),
     ],
 )
-def test_the_error_names_a_wrong_robot_spec(monkeypatch: pytest.MonkeyPatch, described: Any, text: str) -> None:
+def test_the_error_says_what_is_wrong_with_a_robot_spec(
+    monkeypatch: pytest.MonkeyPatch, described: Any, text: str
+) -> None:
     monkeypatch.setattr(Asymmetric, "robot_spec", described, raising=False)
     with pytest.raises(ConfigError, match=re.escape(text)):
         tasks.make("gymnasium:td3_robot_tests/Asymmetric-v0")

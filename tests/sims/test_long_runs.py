@@ -54,7 +54,7 @@ def run(code: str, argument: str) -> str:
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 @pytest.mark.parametrize("task", ["Walker2D", "Ant"])
 def test_memory_does_not_grow_over_resets(task: str) -> None:
-    """After 500 resets, the next 10,000 resets add less than 2¹⁹ bytes to the process, which is 52 bytes per reset."""
+    """After 500 resets, the next 10,000 resets add less than 2¹⁹ bytes to the process: 52 bytes per reset."""
     growth = int(run(MEMORY, task))
     print(f"{task}: {growth} bytes")
     assert growth < 2**19

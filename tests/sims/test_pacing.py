@@ -76,7 +76,7 @@ def test_deadlines_do_not_drift(spec: RobotSpec) -> None:
 
 def test_an_action_is_applied_at_the_deadline_and_not_before(make_core: Callable[..., SourceCore]) -> None:
     core = make_core()
-    assert core.step([], 0.5) == []  # the core starts with the learner's first Throttle
+    assert core.step([], 0.5) == []  # the core starts when it gets the learner's first Throttle
     first = one(core.step([THROTTLE], 1.0))
     assert (first.sequence, first.phase[0], first.origin) == (0, Phase.FIRST, ActionOrigin.NONE)
     assert core.pacing
@@ -109,7 +109,7 @@ def test_without_an_action_the_fallback_is_applied_and_reported(
     assert one(core.step([action(3, 1.5, 0)], 1.08)).action.tolist() == [[1.5, 0]]
 
 
-def test_no_action_is_held_over_a_reset(make_core: Callable[..., SourceCore]) -> None:
+def test_the_hold_fallback_does_not_keep_an_action_across_a_reset(make_core: Callable[..., SourceCore]) -> None:
     """Each episode has one step. The first ends at 1.02 s, and the reset is at 1.04 s. At 1.06 s, the action is 0."""
     core = make_core(length=1)
     core.step([THROTTLE], 1.0)

@@ -74,7 +74,7 @@ def episode_lines(published: Any, ours: Environment, policy: Policy, seed: int |
             return
 
 
-def test_episodes_equal_the_package(pair: tuple[str, gymnasium.Env[Any, Any], Environment]) -> None:
+def test_episodes_equal_those_of_the_package(pair: tuple[str, gymnasium.Env[Any, Any], Environment]) -> None:
     task, published, ours = pair
     ends: list[str] = []
     for seed in SEEDS:
@@ -125,7 +125,7 @@ def test_first_episode_differs_from_the_package_only_at_its_start(task: str) -> 
 
 
 @pytest.mark.parametrize("task", ROBOTS)
-def test_first_episode_equals_the_same_episode_later(task: str) -> None:
+def test_an_episode_is_the_same_in_a_fresh_and_in_a_used_environment(task: str) -> None:
     fresh, used = tasks.make(task), tasks.make(task, seed=77)
     for seed in (None, 3):
         used.reset(seed)

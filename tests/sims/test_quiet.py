@@ -21,7 +21,7 @@ def fail() -> None:
         raise OSError("broken")
 
 
-def test_other_lines_are_written_after_an_exception(capfd: pytest.CaptureFixture[str]) -> None:
+def test_lines_that_are_not_dropped_are_written_even_after_an_exception(capfd: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(OSError, match="broken"):
         fail()
     assert capfd.readouterr().err == "last line\n"

@@ -116,7 +116,7 @@ def test_bullet_has_the_drawn_masses_and_friction(task: str, seed: int) -> None:
             assert mine.inertia == pytest.approx(tuple(value * factor for value in theirs.inertia))
         world = world_of(robot)
         assert world.client.part(world._floor, BASE).friction == pytest.approx(0.8 * friction)
-    assert len(seen) == 4, "each episode has its own world"
+    assert len(seen) == 4, "two episodes have the same factor for the mass"
     robot.close()
     plain.close()
 
@@ -133,7 +133,8 @@ def test_motor_strength_scales_torques_and_not_their_cost(monkeypatch: pytest.Mo
     strength = robot.world["motor_strength"]
     assert applied[1] == [37.5, -75.0, 75.0]  # an action of 1 gives 0.75 · 100 N·m; 2 counts as 1
     assert applied[0] == pytest.approx([strength * torque for torque in applied[1]])
-    # With the replaced ``advance`` nothing moves, so only the current has a cost: -0.1 · mean of 0.5², 1² and 2².
+    # The replaced ``advance`` moves nothing, so the motors' power is 0. The term contains only the motors' current:
+    # -0.1 · the mean of 0.5², 1² and 2².
     assert robot.reward_terms()["electricity"] == pytest.approx(-0.175, abs=1e-6)
     robot.close()
     plain.close()
@@ -157,7 +158,7 @@ def test_damping_brakes_a_joint() -> None:
 
 @pytest.mark.parametrize("task", tasks.names())
 @pytest.mark.parametrize("side", [0.0, 1.0, math.pi / 2, math.pi, -2.0])
-def test_a_tilt_turns_the_robot_in_its_direction(task: str, side: float) -> None:
+def test_a_tilt_turns_the_robot_in_the_direction_of_the_tilt(task: str, side: float) -> None:
     """A forward tilt is a positive pitch. A tilt to the left is a negative roll. The lowest point does not sink."""
     world, joints = World(MODELS[task]), len(MODELS[task].joints)
     world.reset([0.0] * joints)
@@ -192,7 +193,7 @@ def test_tilts_are_drawn_and_reported() -> None:
 
 @pytest.mark.parametrize("task", tasks.names())
 @pytest.mark.parametrize("side", [0.0, math.pi / 2, 2.5])
-def test_a_push_moves_the_torso_in_its_direction(task: str, side: float) -> None:
+def test_a_push_moves_the_torso_in_the_direction_of_the_push(task: str, side: float) -> None:
     """A push of 200 N for one control period changes the torso's velocity in the direction of the push."""
     velocities = []
     for force in (0.0, 200.0):
@@ -211,7 +212,10 @@ def test_a_push_moves_the_torso_in_its_direction(task: str, side: float) -> None
 
 
 def test_pushes_follow_their_schedule(monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
-    """A push lasts 3 control periods of 0.0165 s. A push starts every 20 periods, the first in periods 0 to 19."""
+    """A push lasts 3 control periods of 0.0165 s.
+
+    The first push starts in one of the periods 0 to 19. From then on, a push starts every 20 periods.
+    """
     pushed: list[tuple[int, float, float]] = []
     robot = make("Ant", seed, push={"force": [50, 60], "duration": [0.05, 0.05], "interval": [0.33, 0.33]})
     monkeypatch.setattr(World, "push", lambda _, force, side: pushed.append((robot.length, force, side)))
@@ -260,12 +264,19 @@ def test_a_restored_robot_continues_in_the_same_world(task: str, steps: int, see
 
 
 def test_an_episode_does_not_depend_on_the_order_of_earlier_contacts() -> None:
-    """With this seed, two of the torso's three shapes have contacts at once, and the order of the contacts matters."""
+    """A reset forgets the order of contacts.
+
+    With this seed, two of the torso's three shapes have contacts at once. If the reset kept the order of these
+    contacts, the order would change the episode.
+    """
     check_restored("Humanoid", 0, 466044693)
 
 
 def check_restored(task: str, steps: int, seed: int) -> None:
-    """Let another robot, which has its own earlier episodes, continue the episode of a saved robot."""
+    """Save the state of one robot. Then restore this state in another robot, which has had other episodes before.
+
+    Both robots must continue the episode in the same way.
+    """
     original, other = make(task, seed, **EVERYTHING), make(task, seed + 1, **EVERYTHING)
     original.reset()
     act(original, 1, 60)
@@ -299,7 +310,7 @@ def test_a_state_with_another_randomization_is_refused() -> None:
     original, plain = make("Hopper", 1, **EVERYTHING), tasks.make("Hopper", 1)
     original.reset()
     original.step(np.ones(3, np.float32))
-    with pytest.raises(BundleError, match="the processor or the randomization has changed"):
+    with pytest.raises(BundleError, match=r"one of these has changed: .*, the processor or the randomization$"):
         plain.restore_state(original.save_state())
     original.close()
     plain.close()
@@ -330,7 +341,7 @@ def test_the_first_step_of_each_episode_reports_its_world(seed: int) -> None:
     ],
 )
 def test_gymnasium_tasks_refuse_keys_that_only_walking_robots_have(content: dict[str, Any], key: str) -> None:
-    words = f"randomization.{key}.*; the backend 'gymnasium' of the task allows: action_latency"
+    words = f"randomization.{key}.*; the backend 'gymnasium' of the task supports only the keys: action_latency"
     with pytest.raises(ConfigError, match=words):
         make("gymnasium:Pendulum-v1", **content)
     with pytest.raises(ConfigError, match=words):

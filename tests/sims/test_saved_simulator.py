@@ -58,7 +58,9 @@ def test_a_later_incarnation_continues_exactly(count: int) -> None:
     core = make()
     before, [state] = drive(core, count, save=True)
     assert (state.source, state.incarnation, state.answers) == ("sim-0", 0, count)
-    expected = before[count:] + drive(core, 40)[0]  # with count 0, ``before`` is Step 0, which follows the state
+    # If ``count`` is above 0, ``before[count:]`` is empty. If ``count`` is 0, ``before`` holds Step 0, which the
+    # simulator made after it had saved its state.
+    expected = before[count:] + drive(core, 40)[0]
     other = make(incarnation=1)
     outputs = other.step([("learner", state)], 0.0)
     [back] = of(outputs, SimulatorState)
@@ -73,7 +75,10 @@ def test_a_later_incarnation_continues_exactly(count: int) -> None:
 
 
 def test_a_simulator_already_in_the_saved_state_only_confirms_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """After five more Steps, the same state comes again. The simulator returns to it, and its next Step is Step 5."""
+    """The state comes first when the simulator is already in it, and again five Steps later.
+
+    The second time, the simulator returns to the state, and its next Step is Step 5.
+    """
     core = make("gymnasium:Pendulum-v1")
     _, [state] = drive(core, 5, save=True)
     with monkeypatch.context() as forbidding:
@@ -107,7 +112,7 @@ def test_an_episode_that_cannot_be_repeated_is_reported_and_replaced(
     monkeypatch.setattr(other.envs._environments[1], "step", elsewhere)
     with caplog.at_level(logging.WARNING):
         other.step([("learner", state)], 0.0)
-    assert "1 robot(s) cannot be restored and begin a new episode: robot 1: saved state of" in caplog.text
+    assert "1 robot(s) cannot be restored, so they begin a new episode: robot 1: saved state of" in caplog.text
     assert other.counters["episodes_not_restored"] == 1
     drive(other, 1)
     assert other.envs.phase.tolist() == [Phase.MID, Phase.FIRST]
@@ -120,7 +125,7 @@ def test_the_state_of_another_simulator_is_refused() -> None:
     core = make("gymnasium:Pendulum-v1")
     _, [state] = drive(core, 3, save=True)
     for other in (make("gymnasium:MountainCarContinuous-v0"), make("gymnasium:Pendulum-v1", robots=3)):
-        with pytest.raises(BundleError, match="has format, task and robots"):
+        with pytest.raises(BundleError, match="format, task and number of robots are"):
             snapshot.restore(state.payload, other.envs)
         other.envs.close()
     for damaged in (b"", state.payload[:-1], b"x" * 100, state.payload[:200]):

@@ -46,7 +46,7 @@ def test_a_saved_episode_continues_in_another_process(task: str) -> None:
     environment.close()
 
 
-def test_a_state_saved_after_the_end_of_an_episode_gives_the_same_next_start() -> None:
+def test_a_state_saved_after_an_episode_gives_the_same_start_of_the_next_episode() -> None:
     original, other = tasks.make("Hopper", seed=5), tasks.make("Hopper", seed=6)
     original.reset()
     policy = Random(1, 1.0)

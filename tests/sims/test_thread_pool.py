@@ -27,7 +27,7 @@ def alive(helpers: list[threading.Thread]) -> int:
 
 @pytest.mark.parametrize("threads", [1, 2, 7])
 @pytest.mark.parametrize("count", [0, 1, 2, 5, 100])
-def test_each_call_is_made_once_and_all_have_ended_when_run_returns(threads: int, count: int) -> None:
+def test_run_makes_each_call_once_and_returns_when_all_calls_have_ended(threads: int, count: int) -> None:
     pool = ThreadPool(threads)
     for _ in range(20):
         taken: list[int] = []
@@ -51,7 +51,7 @@ def test_a_pool_of_one_thread_makes_all_calls_in_the_caller() -> None:
     pool.close()
 
 
-def test_the_failure_with_the_lowest_number_is_raised_after_all_calls(pool: ThreadPool) -> None:
+def test_run_waits_for_all_calls_then_raises_the_failure_of_call_3_if_calls_3_and_5_fail(pool: ThreadPool) -> None:
     taken: list[int] = []
 
     def call(number: int) -> None:
@@ -66,7 +66,7 @@ def test_the_failure_with_the_lowest_number_is_raised_after_all_calls(pool: Thre
         assert sorted(taken) == list(range(8))
 
 
-def test_an_interrupt_of_a_call_is_raised_after_all_calls(pool: ThreadPool) -> None:
+def test_run_waits_for_all_calls_then_raises_the_interrupt_of_a_call(pool: ThreadPool) -> None:
     barrier, done = threading.Barrier(2), []
 
     def call(number: int) -> None:
@@ -81,7 +81,7 @@ def test_an_interrupt_of_a_call_is_raised_after_all_calls(pool: ThreadPool) -> N
 
 
 @pytest.mark.parametrize("raised", [KeyboardInterrupt, TimeoutError])
-def test_an_exception_while_run_waits_for_the_helpers_is_raised_after_all_calls(
+def test_an_exception_that_interrupts_the_wait_for_helpers_is_raised_after_all_calls(
     pool: ThreadPool, raised: type[BaseException]
 ) -> None:
     main = threading.main_thread()
@@ -101,7 +101,8 @@ def test_an_exception_while_run_waits_for_the_helpers_is_raised_after_all_calls(
         while sys._current_frames()[main.ident or 0].f_code is not ThreadPool.run.__code__:
             pass  # until the caller waits
         os.kill(os.getpid(), signal.SIGINT)
-        while not interrupted.wait(1):  # a signal just before the caller sleeps does not wake it, so repeat
+        # A signal that comes just before the caller sleeps does not wake the caller. So repeat the signal.
+        while not interrupted.wait(1):
             os.kill(os.getpid(), signal.SIGINT)
         early.append(left.wait(0.2))
 

@@ -27,7 +27,10 @@ def envs(scripted: Callable[..., Any]) -> Callable[..., VectorEnvironment]:
 
 
 def test_each_robot_has_its_phases_and_episode_numbers(envs: Callable[..., VectorEnvironment]) -> None:
-    """Robot 0 terminates after 2 steps. Robot 1 is truncated after 3. Robot 2 has both flags after 1: TERMINATED."""
+    """Robot 0 terminates after 2 steps. Robot 1 is truncated after 3 steps.
+
+    Robot 2 terminates and is truncated after 1 step. Its phase is then TERMINATED.
+    """
     robots = envs([(2, True, False)], [(3, False, True)], [(1, True, True)])
     rows = []
     for number in range(6):
@@ -53,7 +56,7 @@ def test_reward_and_action_are_zero_after_a_reset(envs: Callable[..., VectorEnvi
     assert robots.action.tolist() == [[0, 0], [3, 3]]
 
 
-def test_starts_are_repeatable_and_differ_between_robots_sources_restarts_and_seeds() -> None:
+def test_starting_states_are_repeatable_and_differ_by_robot_source_restart_and_seed() -> None:
     def starts(source: str, incarnation: int, seed: int = 3) -> Float32:
         robots = VectorEnvironment(lambda number: tasks.make("Walker2D", number), 2, seed, source, incarnation)
         robots.step(robots.action)
@@ -91,7 +94,7 @@ def test_diverged_physics_truncates_the_episode(
 
 @pytest.mark.parametrize("task", tasks.names())
 def test_the_number_of_threads_changes_nothing(task: str, seed: int) -> None:
-    """Six robots give the same bits with one thread as with five. In most tasks, these steps include resets."""
+    """Six robots give the same bits with one thread as with five. In most tasks, the 120 steps include resets."""
     ranges = RandomizationConfig(mass=(0.8, 1.2), push=PushConfig(force=(10.0, 50.0)))
     alone, together = (
         VectorEnvironment(lambda number: tasks.make(task, number, ranges), 6, seed, "sim-0", 0, threads=threads)
@@ -113,10 +116,10 @@ def test_the_number_of_threads_changes_nothing(task: str, seed: int) -> None:
     together.close()
 
 
-def test_the_default_number_of_threads_is_the_smaller_of_cores_and_robots(
+def test_by_default_there_is_one_thread_per_core_but_at_most_one_per_robot(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """One of the threads is the caller of ``step``. The pool starts the other threads."""
+    """The thread that calls ``step`` counts as one of the threads. The pool starts the other threads."""
     monkeypatch.setattr("td3_robot_sims.vector_env.available_cores", lambda: 3)
 
     def threads(task: str, robots: int) -> set[str]:

@@ -41,7 +41,7 @@ def test_robots_in_one_process_do_not_affect_each_other() -> None:
         robot.close()
 
 
-def test_each_reset_and_each_seed_gives_another_start() -> None:
+def test_each_reset_and_each_seed_gives_a_different_start() -> None:
     robot, other = tasks.make("Ant", seed=1), tasks.make("Ant", seed=2)
     starts = [robot.reset(), robot.reset(), other.reset()]
     for i, j in ((0, 1), (0, 2), (1, 2)):
@@ -99,7 +99,7 @@ def test_a_stored_error_does_not_keep_the_world_alive(monkeypatch: pytest.Monkey
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_closed_worlds_free_their_memory() -> None:
-    """A Hopper takes more than 20 MB. After ten Hoppers are closed, the process is less than 10 MB larger."""
+    """A Hopper takes more than 20 MB. Making and closing ten Hoppers adds less than 10 MB to the process."""
     code = """
 from td3_robot_sims.backends.bullet.world import World
 from td3_robot_sims.backends.bullet.robots import MODELS

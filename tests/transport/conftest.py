@@ -20,7 +20,10 @@ AGREEMENT = {"task": "Toy", "timing": "free"}
 
 @pytest.fixture
 def nobody_expires(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Disable the timeouts of silent peers. A bus sends nothing if the test does not call it or the machine is busy."""
+    """Disable the timeouts of silent peers.
+
+    A bus sends messages only when the test calls its methods. A busy machine can delay these calls.
+    """
     monkeypatch.setattr(handshake, "PEER_TIMEOUT", 1e9)  # s
     monkeypatch.setattr(handshake, "LONG_SILENCE", 1e9)
 
@@ -48,7 +51,7 @@ def make_server() -> Callable[..., ServerLink]:
 
 @pytest.fixture
 def make_hello(spec: RobotSpec) -> Callable[..., Hello]:
-    """Returns a function that builds Hellos, by default of a simulator with one robot.
+    """Returns a function that builds Hellos. The default is the Hello of a simulator with one robot.
 
     Keywords go to ``handshake.hello``.
     """
@@ -63,7 +66,7 @@ def make_hello(spec: RobotSpec) -> Callable[..., Hello]:
 
 @pytest.fixture
 def make_client(make_hello: Callable[..., Hello]) -> Callable[..., ClientLink]:
-    """Returns a function that builds client links, by default of a simulator with one robot."""
+    """Returns a function that builds client links. The default is the link of a simulator with one robot."""
 
     def make(name: str = "sim-0", link: str = "policy", **fields: Any) -> ClientLink:
         hello = make_hello(name=name, **fields)
@@ -90,7 +93,9 @@ def make_bus() -> Iterator[Callable[[], Bus]]:
         return bus
 
     yield make
-    for bus in made[::-1]:  # mostly clients before servers: a client that closes after its server waits for it
+    # Close the newest bus first, because most clients are newer than their servers. A client whose server is already
+    # closed waits for this server.
+    for bus in made[::-1]:
         bus.close()
 
 

@@ -46,7 +46,8 @@ def test_a_search_does_not_read_a_folder_that_is_unchanged_for_two_seconds(
     search = search_for(f"ipc://{tmp_path}/monitor")
     assert search.look() == set()
     now[0] += 1.9
-    assert search.look() == set()  # the search looks: within 2 s, a second change could get the same time stamp
+    # The search reads the folder again: within 2 s after a change, a second change could get the same time stamp.
+    assert search.look() == set()
     now[0] += 0.1
     assert search.look() is None
     os.utime(tmp_path, (1.0, 1.0))
@@ -81,7 +82,7 @@ def test_listeners_of_a_tcp_server_use_a_folder_of_this_user(tmp_path: Path, mon
 def test_listeners_attach_again_after_their_folder_was_writable_for_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A new mode does not change a folder's time stamp. So the search looks at an unsafe folder each time."""
+    """``chmod`` does not change a folder's time stamp. So the search looks at an unsafe folder each time."""
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     monkeypatch.setattr(attach, "_SETTLED", 0.0)
     endpoint = beside("tcp://127.0.0.1:5601", "monitor")

@@ -182,7 +182,7 @@ def test_messages_of_a_closed_client_are_read_before_its_bye(
     pump: Make,
     farewell: Bye | None,
 ) -> None:
-    """The server cannot read all messages in one turn. The last input is the client's Bye, or one that the bus adds."""
+    """The server cannot read all messages in one turn. The last input is the client's Bye or a Bye from the bus."""
     server = make_bus()
     server.serve(endpoint, make_server())
     sent = [make_step(sequence) for sequence in range(600)] + [farewell] * bool(farewell)
@@ -207,7 +207,7 @@ def test_messages_of_a_closed_client_are_read_before_its_bye(
 def test_a_silent_client_expires_only_when_the_queue_is_empty_or_one_more_timeout_has_passed(
     watched: Watched, monkeypatch: pytest.MonkeyPatch, emptied: bool
 ) -> None:
-    """A client that seems silent may have unread messages. They delay its expiry by at most PEER_TIMEOUT."""
+    """While a link has unread messages, the server keeps the silent clients of this link, for at most PEER_TIMEOUT."""
     with monkeypatch.context() as patch:
         patch.setattr(Bus, "_has_more", staticmethod(lambda _: True))
         for seconds in (PEER_TIMEOUT + 1.0, *[PEER_TIMEOUT / 10] * 10):
@@ -331,7 +331,7 @@ def test_a_flood_of_messages_is_read_in_small_portions(
     raw: Make,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Between two polls, the server reads at most FOREIGN messages of unknown clients."""
+    """FOREIGN is the maximum number of messages of unknown clients that the server reads between two polls."""
     server, client, peer = linked
     session = server.servers["policy"]
     receive, taken = session.receive, list[bytes]()
@@ -378,7 +378,9 @@ def test_a_message_with_very_many_frames_is_dropped_over_several_turns(
     assert server.dropped() == {"frames": 1}
     assert max(kept) == 3
     assert len(of(got, Step)) == 1
-    assert next(clock) == 2 * 19 + 1  # 5000 - 3 kept = 19 · 256 + 133: 19 turns read the clock twice, the last one once
+    # The server keeps 3 frames and drops 4997 = 19 · 256 + 133. Each of the first 19 turns reads the clock twice.
+    # The last turn reads it once.
+    assert next(clock) == 2 * 19 + 1
 
 
 def test_random_frames_are_counted_and_dropped(
@@ -480,7 +482,7 @@ def test_a_client_survives_malformed_messages_of_a_server(
 # -- endpoints -------------------------------------------------------------------------------------------------------
 
 
-def test_the_socket_file_is_private_and_removed(endpoint: str, make_bus: Make, make_server: Make) -> None:
+def test_the_socket_file_is_private_and_deleted_at_close(endpoint: str, make_bus: Make, make_server: Make) -> None:
     server = make_bus()
     assert server.serve(endpoint, make_server()) == endpoint
     path = Path(endpoint.removeprefix("ipc://"))

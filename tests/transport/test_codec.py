@@ -73,7 +73,10 @@ def random_array(rng: np.random.Generator, wire: FieldType, sizes: dict[str, int
 
 @st.composite
 def messages(draw: st.DrawFn) -> Message:
-    """Generate valid messages. Their arrays have 1 to 5 robots (N), observations (O), actions (A) and episodes (E)."""
+    """Generate valid messages. Each size of an array is 1 to 5.
+
+    The sizes are N (robots), O (observations), A (actions) and E (episodes).
+    """
     kind = draw(st.sampled_from(list(MESSAGES.values())))
     sizes = {size: draw(st.integers(1, 5)) for size in "NOAE"}
     rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
@@ -125,7 +128,7 @@ def assert_same(one: Message, other: Message) -> None:
 def test_every_decoded_message_equals_the_encoded_message(message: Message) -> None:
     payload = codec.encode(message)
     assert_same(codec.decode(message.NAME, payload, sizes_of(message)), message)
-    if not isinstance(message, Action):  # the size N·A of its only array does not determine N and A
+    if not isinstance(message, Action):  # the size N·A of an Action's only array does not determine N and A
         assert_same(codec.decode(message.NAME, payload), message)
 
 
@@ -286,14 +289,19 @@ def action(**change: Any) -> bytes:
         ),
         (
             "fields",
-            "hello.spec: holds 4097 maps and lists or more; allowed: 4096",
+            "hello.spec: holds at least 4097 maps and lists; allowed: 4096",
             "hello",
             hello(spec={"a": [[]] * 4095}),
         ),
         ("fields", "hello.agreement: holds 65002 maps", "hello", hello(agreement={"a": [[]] * 65000})),
-        ("shape", "action.action: 15 bytes are not float32", "action", action(action=bytes(15))),
-        ("shape", "action.action: 0 bytes are not float32", "action", action(action=b"")),
-        ("shape", "action.action: 24 bytes are not float32 of N=2 × A=2", "action", action(action=bytes(24))),
+        ("shape", "action.action: 15 bytes do not hold a float32 array of", "action", action(action=bytes(15))),
+        ("shape", "action.action: 0 bytes do not hold a float32 array of", "action", action(action=b"")),
+        (
+            "shape",
+            "action.action: 24 bytes do not hold a float32 array of N=2 × A=2",
+            "action",
+            action(action=bytes(24)),
+        ),
         ("value", "action is not finite", "action", action(action=b"\x00\x00\xc0\x7f" * 4)),
         ("value", "name '' is empty", "hello", hello(name="")),
         ("value", "name 'a\\nb' is empty or not printable", "hello", hello(name="a\nb")),
@@ -368,10 +376,10 @@ def test_step_arrays_must_match_each_other_and_the_handshake(make_step: Any, fie
     assert codec.decode("step", good, {"N": 2, "O": 3, "A": 2}) is not None
 
 
-def test_array_sizes_are_capped_and_not_zero(make_step: Any) -> None:
+def test_array_sizes_must_be_at_least_1_and_at_most_max_size(make_step: Any) -> None:
     content = msgpack.unpackb(codec.encode(make_step()))
     content["phase"] = bytes(codec.MAX_SIZE + 1)
-    with pytest.raises(ProtocolError, match="65537 bytes are not uint8 of N=65537"):
+    with pytest.raises(ProtocolError, match="65537 bytes do not hold a uint8 array of N=65537"):
         codec.decode("step", msgpack.packb(content))
     evaluation = Evaluation(1, 0, 0, np.zeros(0), np.zeros(0, np.uint32))
     with pytest.raises(ProtocolError, match="E=0"):
@@ -398,9 +406,9 @@ def test_encoding_a_wrong_array_is_a_value_error(make_step: Any, observation: An
 
 
 @pytest.mark.parametrize("place", ["a field", "a map", "an unknown field"])
-def test_a_false_length_uses_little_memory(place: str) -> None:
+def test_decoding_a_list_with_a_false_length_uses_little_memory(place: str) -> None:
     """The header of a list states its length. The decoder must not allocate memory for a false length of 2^31 - 1."""
-    endless = msgpack.ExtType(1, b"")  # a placeholder; below, the bytes of the list replace its bytes
+    endless = msgpack.ExtType(1, b"")  # a placeholder; below, a list with a false length replaces the placeholder
     fields: dict[str, Any] = {"protocol": 1, "role": "node", "name": "x", "incarnation": 0, "client": 0, "robots": 0}
     fields |= {"weights_version": 0, "spec": {}, "agreement": {}}
     fields |= {"a field": {"name": endless}, "a map": {"spec": {"x": endless}}, "an unknown field": {"y": endless}}[
@@ -461,7 +469,7 @@ def test_several_records_share_one_payload() -> None:
     assert asdict(one) == asdict(records[2])
 
 
-def test_a_record_with_a_payload_that_its_topic_does_not_allow_is_refused() -> None:
+def test_a_record_with_a_payload_above_the_limit_of_the_topic_is_refused() -> None:
     size = Bye.MAX_BYTES + 1
     with pytest.raises(ProtocolError, match=f"payload has {size} bytes; allowed: at most {size - 1}"):
         codec.decode("record", codec.encode(Record("bye", "policy", 0, 17, bytes(size))))
@@ -477,7 +485,14 @@ def test_a_record_with_a_payload_that_its_topic_does_not_allow_is_refused() -> N
         msgpack.packb([1, 2]),
         b"\x91" * 2000,
     ],
-    ids=["nothing", "too many", "an unknown topic", "truncated", "no records", "nested deeper than the stack"],
+    ids=[
+        "nothing",
+        "too many",
+        "an unknown topic",
+        "truncated",
+        "numbers instead of records",
+        "nested deeper than the stack",
+    ],
 )
 def test_invalid_record_payloads_are_refused_as_a_whole(payload: bytes) -> None:
     with pytest.raises(ProtocolError):

@@ -28,7 +28,7 @@ Make = Callable[..., Any]
 Folders = tuple[KeyFolder, KeyFolder]
 Linked = tuple[Bus, Bus, str]
 _PATIENCE = 20.0  # s
-_QUIET = 0.6  # s; enough time for a handshake, if one side accepted the other by mistake
+_QUIET = 0.6  # s; long enough for a handshake, so that the tests notice if a handshake succeeds by mistake
 
 
 @pytest.fixture
@@ -42,7 +42,7 @@ def folders(tmp_path: Path) -> tuple[KeyFolder, KeyFolder]:
 
 @pytest.fixture
 def make_locked() -> Iterator[Callable[[KeyFolder | None], Bus]]:
-    """Returns a function that builds buses with the keys of a folder, or without keys for None."""
+    """Returns a function that builds a bus with the keys of a folder. If the folder is None, the bus has no keys."""
     with ExitStack() as stack:
 
         def make(folder: KeyFolder | None) -> Bus:
@@ -55,7 +55,10 @@ def make_locked() -> Iterator[Callable[[KeyFolder | None], Bus]]:
 
 @pytest.fixture
 def stranger() -> Iterator[Make]:
-    """Returns a function that makes DEALER sockets. Given a server's public key, it sets up CURVE with new keys."""
+    """Returns a function that makes DEALER sockets.
+
+    If the function gets a server's public key, the new socket uses CURVE with new keys.
+    """
     with zmq.Context() as context, ExitStack() as stack:
 
         def make(server: str | None = None) -> Any:
@@ -118,7 +121,10 @@ def test_an_allowed_key_connects(linked: Linked, folders: Folders, make_step: Ma
 def test_a_client_moves_to_another_address_of_its_server(
     linked: Linked, folders: Folders, make_locked: Make, make_server: Make, make_step: Make, pump: Make, of: Make
 ) -> None:
-    """The client first moves to a server with a wrong key and refuses it. Then it moves to one with the right key."""
+    """The client first moves to a server with a wrong key, and refuses this server.
+
+    Then the client moves to a server with the right key.
+    """
     _, robot, _ = linked
     other = KeyFolder(folders[0].path.parent / "other")
     other.create("other")
@@ -337,7 +343,7 @@ def test_only_a_key_with_the_operator_role_may_command(
 def test_a_key_connects_only_in_its_roles(
     role: str, tmp_path: Path, make_locked: Make, make_hello: Make, stranger: Make
 ) -> None:
-    """A server that serves every role welcomes a key in the roles of its entry, and refuses it in all other roles."""
+    """The server serves every role. It welcomes a key only in the roles that the allow-list gives to this key."""
     folder = KeyFolder(tmp_path / "server")
     folder.create("server")
     dealer, (public, secret) = stranger(), zmq.curve_keypair()
@@ -385,15 +391,20 @@ def test_a_stolen_key_of_the_server_works_until_the_server_has_a_new_key_pair(
 def test_the_server_of_one_link_cannot_be_the_server_of_another(
     link: str, folders: Folders, make_locked: Make, make_server: Make, make_client: Make, pump: Make
 ) -> None:
-    """The robot trusts this server only on link policy, so the server cannot be its learner or its recorder."""
+    """The robot trusts this server only on the link ``policy``.
+
+    So the server cannot be the robot's learner or the robot's recorder.
+    """
     server, robot = make_locked(folders[0]), make_locked(folders[1])
     robot.connect(server.serve("tcp://127.0.0.1:*", make_server(link=link)), make_client(link=link))
     got, _ = pump(lambda _: bool(robot.dropped()["not-the-server"]), server, robot)
     assert got == []
 
 
-def test_a_routing_identity_of_another_key_is_ignored(linked: Linked, make_step: Make, pump: Make, of: Make) -> None:
-    """The server drops messages whose routing identity belongs to another key."""
+def test_a_message_with_the_routing_identity_of_another_client_is_dropped(
+    linked: Linked, make_step: Make, pump: Make, of: Make
+) -> None:
+    """The sender of the message and the owner of the routing identity have different keys."""
     server, robot, _ = linked
     peer = exchange(server, robot, make_step, pump, of)
     session = server.servers["policy"]
@@ -496,7 +507,10 @@ def test_unknown_clients_do_not_block_a_robot(
     stranger: Make,
     rng: np.random.Generator,
 ) -> None:
-    """Unknown clients do not finish handshakes, send random bytes, and try to send large messages with unknown keys."""
+    """Some unknown clients send random bytes or nothing, so they do not finish a handshake.
+
+    Other unknown clients try to send large messages with unknown keys.
+    """
     server, robot, bound = linked
     with ExitStack() as stack:
         for size in [0] * 40 + [int(rng.integers(1, 200)) for _ in range(40)]:

@@ -51,7 +51,8 @@ def test_endpoints_beyond_loopback_need_keys(endpoint: str, bind: bool) -> None:
         endpoints.check(endpoint, bind=bind)
     assert str(caught.value) == (
         f"endpoint {endpoint!r} is beyond loopback, and there are no keys: make them with 'td3-robot keys create "
-        "NAME', exchange them with 'td3-robot keys allow', and name their folder (endpoints.keys, or the argument keys)"
+        "NAME', exchange them with 'td3-robot keys allow', and set the folder of the keys (in endpoints.keys, or "
+        "in the argument 'keys')"
     )
     endpoints.check(endpoint, bind=bind, keys=True)
 
@@ -158,7 +159,10 @@ def test_a_stale_socket_of_another_program_is_left_alone(tmp_path: Path) -> None
 
 
 def test_two_servers_that_start_together_bind_one_after_the_other(tmp_path: Path) -> None:
-    """Without the lock, both could find the same stale socket. The second would then replace the first's socket."""
+    """Without the lock of ``binding``, both servers could find the same stale socket.
+
+    Then the second server would replace the socket of the first server.
+    """
     endpoint, order = f"ipc://{tmp_path}/policy", list[str]()
     entered = threading.Event()
 

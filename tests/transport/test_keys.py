@@ -112,7 +112,7 @@ def test_a_public_and_a_secret_key_of_different_pairs_are_an_error(folder: KeyFo
         folder.identity()
 
 
-def test_allow_adds_keys_and_roles_and_revoke_removes_a_key(folder: KeyFolder) -> None:
+def test_allow_adds_a_key_or_a_role_and_revoke_removes_a_key(folder: KeyFolder) -> None:
     folder.create("here")
     robot, learner = public(), public()
     folder.allow("robot-7", robot)
@@ -172,7 +172,9 @@ def test_a_key_may_have_only_its_listed_roles(folder: KeyFolder) -> None:
 def test_a_damaged_list_is_an_error(folder: KeyFolder, line: str) -> None:
     folder.create("here")
     folder.allowed_file.write_text(line.format(key=public()))
-    with pytest.raises(KeysError, match=r"allow-list .*, line [12]: needs a new NAME, a KEY and ROLES"):
+    with pytest.raises(
+        KeysError, match=r"allow-list .*, line [12]: must be NAME KEY ROLES, with a NAME that no earlier line has"
+    ):
         AllowList(folder)
 
 

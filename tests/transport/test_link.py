@@ -144,7 +144,7 @@ def test_another_robot_is_refused_with_the_difference(
     assert refused.reason == f"robot specification differs: {text}"
 
 
-def test_the_meaning_texts_of_channels_may_differ(
+def test_a_robot_is_accepted_if_only_the_meaning_field_of_its_channels_differs(
     make_server: MakeServer, make_hello: MakeHello, spec: RobotSpec
 ) -> None:
     other = replace(spec, observations=tuple(replace(item, meaning="new") for item in spec.observations))
@@ -178,7 +178,7 @@ def test_a_different_agreement_is_refused(make_server: MakeServer, make_hello: M
 
 
 @pytest.mark.parametrize("agreement", [{}, {"task": "Toy"}, {"unknown": "x"}])
-def test_only_agreement_keys_of_both_sides_are_compared(
+def test_agreement_keys_are_compared_only_if_both_sides_have_them(
     make_server: MakeServer, make_hello: MakeHello, agreement: dict[str, str]
 ) -> None:
     assert ask(make_server(), make_hello(agreement=agreement))[0]
@@ -252,7 +252,7 @@ def test_a_step_of_another_source_or_incarnation_is_dropped(
     source, incarnation = change.get("source", "sim-0"), change.get("incarnation", 3)
     assert line == (
         "dropped (identity, 1 so far): step 0 from sim-0 on link policy: "
-        f"it names source {source!r}, incarnation {incarnation}; its Hello names 'sim-0', incarnation 3"
+        f"the Step names source {source!r}, incarnation {incarnation}; the client's Hello names 'sim-0', incarnation 3"
     )
     assert ask(server, make_step(0, **own))[0]
 
@@ -268,8 +268,8 @@ def test_a_step_whose_sequence_goes_back_is_dropped_and_a_jump_is_counted(
     assert server.tally.counts == {"sequence": 3, "gap": 1}
     assert [record.message for record in caplog.records] == [
         "dropped (sequence, 1 so far): step 6 from sim-0 on link policy: "
-        "the sequence goes back: step 8 has arrived before",
-        "noticed (gap, 1 so far): step 12 from sim-0 on link policy: 3 Steps before it did not arrive",
+        "the sequence goes back: step 8 has already arrived",
+        "noticed (gap, 1 so far): step 12 from sim-0 on link policy: the previous 3 Steps did not arrive",
     ]
     assert server.tally.last[1].startswith("sequence: step 11 from sim-0")
     ask(server, make_hello())  # after a new Hello, the source may repeat Steps
@@ -322,7 +322,7 @@ def test_no_client_takes_the_name_of_a_client_with_another_role(make_server: Mak
     assert server.peers.keys() == {b"a"}
 
 
-def test_a_new_process_with_the_routing_identity_of_an_old_process_replaces_it(
+def test_a_new_process_replaces_the_old_process_with_the_same_routing_identity(
     make_server: MakeServer, make_hello: MakeHello
 ) -> None:
     server = make_server()
@@ -334,7 +334,7 @@ def test_a_new_process_with_the_routing_identity_of_an_old_process_replaces_it(
 
 
 def test_the_server_uses_the_newest_of_several_hellos(make_server: MakeServer, make_hello: MakeHello) -> None:
-    """While the server is away, Hellos wait in libzmq's queue. The server then reads the oldest Hello first."""
+    """While the server is away, Hellos wait in libzmq's queue. A server that returns reads the oldest Hello first."""
     server = make_server()
     old, new = make_hello(incarnation=1), make_hello(incarnation=1, weights_version=704)
     server.receive(b"a", frames(old), 0.0)
@@ -361,7 +361,10 @@ def test_a_repeated_hello_after_other_messages_makes_the_client_join_again(
 
 
 def test_the_answer_to_a_heartbeat_is_not_a_request_to_wait(make_client: MakeClient) -> None:
-    """The driver's core gets no late answer to its link's Heartbeat. A Heartbeat with another stamp means: wait."""
+    """The link sends a Heartbeat. The server's answer is a Heartbeat with the same stamp, and comes late.
+
+    The driver's core must not get this answer. Only a Heartbeat with another stamp tells the core to wait.
+    """
     client = make_client(role="driver")
     assert client.due(0.0) == [client.hello]
     client.receive(frames(Welcome(PROTOCOL_VERSION, "server", 5)), 0.0)
@@ -401,7 +404,10 @@ def must_wait(server: ServerLink, message: Hello, key: bytes, now: float) -> boo
 def test_a_refusal_tells_a_driver_whether_another_driver_has_its_name(
     make_server: MakeServer, make_hello: MakeHello, spec: RobotSpec, how: str
 ) -> None:
-    """The code "name" means that another driver has the robot. With other codes, the refused driver makes it safe."""
+    """The code "name" means that another driver has the robot.
+
+    If the code is not "name", no other driver has the robot. Then the refused driver must make the robot safe.
+    """
     server = make_server()
     other = make_hello("driver", client=8, incarnation=99, spec=replace(spec, name="Other"))
     ask(server, make_hello("driver"))
@@ -420,13 +426,13 @@ def test_a_refusal_tells_a_driver_whether_another_driver_has_its_name(
 @pytest.mark.parametrize(
     "first", [("policy", {"incarnation": 5}), ("driver", {"incarnation": 5}), ("driver", {"owner": "other"})]
 )
-def test_a_driver_gets_the_code_taken_if_a_dead_driver_or_another_role_has_its_name(
+def test_a_driver_gets_the_refusal_code_named_taken_if_a_dead_driver_or_another_role_has_its_name(
     make_server: MakeServer, make_hello: MakeHello, first: tuple[str, dict[str, Any]]
 ) -> None:
     """With the code "taken", the refused driver keeps the robot safe, because no other driver does.
 
-    Either another role has the name, or a dead driver has it. The server does not replace a dead driver if the key
-    differs or the incarnation is the same.
+    Either another role has the name, or a dead driver has it. The server does not replace a dead driver if the
+    new driver has another key or the same incarnation.
     """
     role, how = first
     server = make_server()
@@ -453,7 +459,7 @@ def test_only_a_driver_replaces_a_driver(make_server: MakeServer, make_hello: Ma
 
 @pytest.mark.parametrize("incarnation", [99, 0])
 def test_a_silent_driver_is_replaced(make_server: MakeServer, make_hello: MakeHello, incarnation: int) -> None:
-    """The new driver may have a lower incarnation, because its clock may have been set back."""
+    """The server also accepts a lower incarnation, because the clock of the new driver may have been set back."""
     server = make_server()
     ((first, _),), _ = ask(server, make_hello("driver", incarnation=5), now=0.0)
     second = make_hello("driver", client=8, incarnation=incarnation)
@@ -485,12 +491,12 @@ def test_an_unknown_client_is_asked_for_a_hello(make_server: MakeServer, make_st
         assert refused.reason == "server has not met this client; send Hello"
 
 
-def test_only_the_hello_of_an_unknown_client_is_decoded(
+def test_the_server_decodes_only_hello_from_an_unknown_client(
     make_server: MakeServer, make_hello: MakeHello, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """From an unknown client, the server decodes only Hello. Of other messages it reads only the topic and the size.
 
-    The server also decodes no message that a welcomed client's role may not send.
+    From a welcomed client, the server decodes only the messages that the client's role may send.
     """
     server, unpacked = make_server(), []
     decode = codec.decode_as
@@ -513,7 +519,11 @@ def test_only_the_hello_of_an_unknown_client_is_decoded(
 def test_a_client_of_an_earlier_server_causes_no_warning(
     make_server: MakeServer, topic: bytes, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A second monitor may get messages for the first, because the nodes do not know yet that the first has ended."""
+    """For example, the server is a monitor and the client is a node.
+
+    If the node does not know yet that an earlier monitor has ended, it sends messages for the earlier monitor to the
+    new monitor.
+    """
     server = make_server()
     ((_, refused),) = server.receive(b"1", [topic, bytes(33)], 0.0)[1]
     assert refused.code == "hello"
@@ -534,7 +544,7 @@ def test_a_refused_client_is_forgotten(make_server: MakeServer, make_hello: Make
 # -- the server: messages --------------------------------------------------------------------------------------------
 
 
-def test_only_messages_of_the_role_of_a_client_are_accepted(
+def test_the_server_accepts_only_messages_that_the_role_of_the_client_may_send(
     make_server: MakeServer, make_hello: MakeHello, make_step: Any
 ) -> None:
     server = make_server()
@@ -550,7 +560,7 @@ def test_only_messages_of_the_role_of_a_client_are_accepted(
     assert server.tally.counts == {"unexpected": 5}
 
 
-def test_arrays_must_have_the_sizes_of_the_handshake(
+def test_arrays_must_have_the_sizes_that_the_handshake_sets(
     make_server: MakeServer, make_hello: MakeHello, make_step: Any
 ) -> None:
     server = make_server()
@@ -649,7 +659,7 @@ def test_a_hello_is_repeated_until_it_is_answered(make_client: MakeClient) -> No
 
 
 def test_a_driver_core_gets_a_heartbeat_that_arrives_before_the_welcome(make_client: MakeClient) -> None:
-    """This Heartbeat tells the core that another driver of its name may be alive, and that the server checks this."""
+    """This Heartbeat tells the core that the server checks whether another driver with the same name is alive."""
     assert make_client().receive(frames(Heartbeat(5, 4)), 0.1) == []
     client = make_client(role="driver")
     client.due(0.0)
@@ -660,7 +670,7 @@ def test_a_driver_core_gets_a_heartbeat_that_arrives_before_the_welcome(make_cli
     assert client.receive(frames(Heartbeat(5, 4)), 0.4) == []
 
 
-def test_the_client_sends_a_heartbeat_after_silence(make_client: MakeClient) -> None:
+def test_the_client_sends_a_heartbeat_after_a_period_without_messages(make_client: MakeClient) -> None:
     client = make_client()
     client.due(0.0)
     welcomed(client)
@@ -713,7 +723,7 @@ def test_a_refusal_raises_an_error(make_client: MakeClient, code: str) -> None:
         client.check()
 
 
-def test_a_refusal_by_an_optional_server_is_counted_and_retried(make_client: MakeClient) -> None:
+def test_a_client_counts_the_refusal_of_an_optional_server_and_tries_again(make_client: MakeClient) -> None:
     client = make_client()
     client.essential = False
     assert len(client.due(0.0)) == 1

@@ -37,7 +37,7 @@ def test_a_failure_leaves_the_old_file_and_nothing_else(tmp_path: Path, monkeypa
 
 
 @pytest.mark.parametrize(("umask", "mode"), [(0o022, 0o644), (0o077, 0o600), (0o002, 0o644)])
-def test_a_written_file_has_the_permissions_that_the_umask_leaves(umask: int, mode: int, tmp_path: Path) -> None:
+def test_the_umask_limits_the_permissions_of_a_written_file(umask: int, mode: int, tmp_path: Path) -> None:
     path = tmp_path / "a"
     before = os.umask(umask)
     try:
@@ -48,7 +48,7 @@ def test_a_written_file_has_the_permissions_that_the_umask_leaves(umask: int, mo
     assert stat.S_IMODE(path.stat().st_mode) == mode
 
 
-def test_creating_removes_an_incomplete_file_and_refuses_an_existing_file(tmp_path: Path) -> None:
+def test_the_function_creating_removes_an_incomplete_file_and_refuses_an_existing_file(tmp_path: Path) -> None:
     path, link = tmp_path / "a", tmp_path / "link"
 
     def interrupted() -> None:
@@ -82,7 +82,10 @@ def test_the_curve_skips_an_incomplete_line(tmp_path: Path) -> None:
 
 
 def test_a_repeated_record_of_offline_updates_replaces_the_earlier_record(tmp_path: Path) -> None:
-    """A learner that resumes after 1500 updates repeats the record of 2000 updates. All records have env_steps 0."""
+    """A learner writes the record of 2000 updates. Then it resumes from 1500 updates, and writes this record again.
+
+    All records have env_steps 0.
+    """
     metrics = tmp_path / "metrics.jsonl"
     rows = [{"kind": "offline", "env_steps": 0, "updates": updates} for updates in (1000, 2000, 2000, 3000)]
     metrics.write_text("\n".join(json.dumps(row) for row in rows))

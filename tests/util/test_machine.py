@@ -24,7 +24,7 @@ def test_a_package_that_is_not_installed_has_an_empty_version() -> None:
     assert machine.version("no-such-package") == ""
 
 
-def test_processor_seconds_are_those_of_the_process() -> None:
+def test_processor_seconds_returns_the_time_of_the_given_process() -> None:
     assert machine.processor_seconds(os.getpid()) == pytest.approx(sum(os.times()[:2]), abs=0.5)
     with subprocess.Popen([sys.executable, "-c", "while True: pass"]) as busy:
         try:

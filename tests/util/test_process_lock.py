@@ -44,7 +44,7 @@ def test_the_error_names_the_holder(user: int) -> None:
         claim(what, "it is taken").close()
 
 
-def test_a_claim_waits_for_a_holder_that_ends() -> None:
+def test_a_claim_waits_until_the_holder_releases_the_name() -> None:
     what = str(uuid.uuid4())
     first = claim(what, "it is taken")
     threading.Timer(0.3, first.close).start()

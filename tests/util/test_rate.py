@@ -1,4 +1,4 @@
-"""Growth of counts per second, and the regularity of loops, computed by hand."""
+"""Compares the growth rates of counts, and the regularity of loops, with hand calculations."""
 
 from __future__ import annotations
 
@@ -18,7 +18,10 @@ def test_a_rate_is_the_growth_per_second_since_an_earlier_call() -> None:
 
 
 def test_a_smoothed_rate_approaches_the_new_rate() -> None:
-    """Smoothing over 5 s gives a 1 s period the weight 1/5: 10 + (20 - 10) / 5 = 12. The first rate is not smoothed."""
+    """With smoothing over 5 s, a period of 1 s has the weight 1/5: 10 + (20 - 10) / 5 = 12.
+
+    The first rate is not smoothed.
+    """
     meter = RateMeter(period=0.5, smoothing=5.0)
     meter(0.0, steps=0)
     assert meter(0.4, steps=999) == {}
@@ -63,7 +66,7 @@ def test_a_pause_is_not_measured() -> None:
     assert loop.figures == {"rate_hz": pytest.approx(1.0), "jitter_s": 0.0, "missed_share": 0.0}
 
 
-def test_the_log_has_the_first_measurement_and_those_with_too_many_missed_deadlines(
+def test_the_log_has_the_first_measurement_and_all_measurements_with_too_many_missed_deadlines(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """A measurement has 40 turns, 8 per second for 5 s. In the second measurement, every fifth deadline is missed.

@@ -1,4 +1,4 @@
-"""Tests of text from peers and files on a terminal, and of suggestions for mistyped words."""
+"""Tests how a terminal shows text from peers and files. Also tests suggestions for mistyped words."""
 
 from __future__ import annotations
 
@@ -33,8 +33,9 @@ def test_a_peer_can_neither_control_the_terminal_nor_add_a_line(
     assert "\x1b" not in printed.out
 
 
-def test_a_mistyped_word_gets_a_suggestion_or_the_list() -> None:
-    # difflib's ratio is 2 · common letters / all letters. "trian" and "train" have 4 common letters: 2 · 4 / 10 = 0.8.
+def test_a_mistyped_word_gets_a_suggestion_or_the_list_of_known_words() -> None:
+    # difflib's ratio is 2 · (letters that match in order) / (letters of both words).
+    # In "trian" and "train", 4 letters match in order, so the ratio is 2 · 4 / 10 = 0.8.
     assert similar("trian", ["train", "eval", "brain"], 2) == ["train", "brain"]
     assert did_you_mean("trian", ["train", "eval"], "commands:") == "did you mean 'train'?"
     assert did_you_mean("zzz", ["train", "eval"], "commands:") == "commands: train, eval"

@@ -45,7 +45,7 @@ def test_an_emergency_stop_is_answered_with_fault(memory_bus, manual_clock):
     operator.connect("policy", ClientLink("policy", me, (Reply, LifecycleChange)))
 
     def heard():
-        operator.receive(0.0)  # sends Hello
+        operator.receive(0.0)  # this call also sends Hello
         for to, message in core.step(server.receive(0.0), manual_clock()):
             server.send(to, message)
         return [message for _, message in operator.receive(0.0)]

@@ -43,8 +43,8 @@ class Outcome(NamedTuple):
         observation: float32[O], in the units of the task's specification.
         reward: a finite number, unless the physics diverged.
         terminated: the task itself ended the episode, so no reward follows.
-        truncated: the time limit cut the episode short, or the task did so for another reason. A step can set both
-            flags.
+        truncated: the time limit cut the episode short, or the task did so for another reason. ``terminated``
+            and ``truncated`` can both be True.
     """
 
     observation: Float32
@@ -67,7 +67,8 @@ class Environment(ABC):
             for a robot without named groups.
 
     Attributes:
-        concurrent: whether threads can step environments of this class at the same time, faster than one thread can.
+        concurrent: True if several threads can step environments of this class at the same time, and this is faster
+            than one thread.
         random: the random generator of resets and steps.
         disturbance: the randomization of this robot; None if nothing is randomized.
     """
@@ -90,7 +91,7 @@ class Environment(ABC):
         self.random = np.random.default_rng(seed)
         self._terms: dict[str, float] = {}
         self._reward = 0.0
-        self._start: NDArray[np.uint64] | None = None  # the random state before the reset of the running episode
+        self._start: NDArray[np.uint64] | None = None  # the random state before the reset that began this episode
         self._running = False
         self._action_shape = (spec.action_size,)
         self._actions: list[Float32] = []  # all actions of the episode, as step() received them
@@ -141,7 +142,8 @@ class Environment(ABC):
             raise ValueError(f"{self.spec.name}: the action has shape {action.shape}; it must be {self._action_shape}")
         if not _is_allowed(action):
             raise ValueError(f"{self.spec.name}: action {action.tolist()} is not finite, or is too large")
-        self._actions.append(action)  # not delayed, because restore_state() passes it to step(), which delays it
+        # Store the action without a delay: restore_state() passes it to step() again, and step() adds the delay.
+        self._actions.append(action)
         if self.disturbance:
             truth, reward, terminated, truncated = self._step(self.disturbance.delayed(action))
             observation = self.disturbance.sensed(truth)
@@ -171,7 +173,7 @@ class Environment(ABC):
         return dict(self._terms) or {"reward": self._reward}
 
     def save_state(self) -> dict[str, Any]:
-        """Save the random state at the start of the episode, its k actions so far and its newest observation.
+        """Save the episode: the random state before its reset, its k actions so far and its newest observation.
 
         Before the first episode, this saves the current random state.
 
@@ -186,7 +188,7 @@ class Environment(ABC):
         }
 
     def restore_state(self, state: Mapping[str, Any]) -> None:
-        """Repeat all actions of a saved episode. Later steps are the same bit for bit.
+        """Repeat all actions of a saved episode. Later steps are bit for bit the same as in a run without a restart.
 
         Few engines save their whole state: PyBullet omits contact caches and solver impulses, and most Gymnasium tasks
         save nothing. So this method repeats the actions.
@@ -216,8 +218,8 @@ class Environment(ABC):
         if len(self._actions) != len(actions) or not np.array_equal(self._observation, observation, equal_nan=True):
             self._running = False
             raise BundleError(
-                f"{where}: its {len(actions)} actions do not lead to the saved observation; the version of the "
-                "simulator or of numpy, the processor or the randomization has changed"
+                f"{where}: its {len(actions)} actions do not lead to the saved observation; one of these has "
+                "changed: the simulator's version, numpy's version, the processor or the randomization"
             )
 
     def render(self, width: int = 640, height: int = 480) -> NDArray[np.uint8]:
@@ -269,7 +271,10 @@ class Backend(ABC):
         """Make an environment, see :class:`Environment`. Raises the same ConfigError as :meth:`spec`."""
 
     def module(self, name: str) -> str:
-        """Return the Python module that :meth:`make` imports: ``mine`` for ``mine:Endless-v0``; empty for none."""
+        """Return the Python module that :meth:`make` imports, for example ``mine`` for ``mine:Endless-v0``.
+
+        The result is empty if :meth:`make` imports no module.
+        """
         del name
         return ""
 
@@ -287,5 +292,5 @@ class Backend(ABC):
             if self.randomization is not None and key not in self.randomization:
                 raise ConfigError(
                     f"randomization.{key} is {list(values)}; the backend {self.kind!r} of the task "
-                    f"allows: {', '.join(self.randomization)}"
+                    f"supports only the keys: {', '.join(self.randomization)}"
                 )

@@ -1,4 +1,4 @@
-"""Randomization of one robot. It draws the physics parameters and the pushes, and it delays actions and adds errors.
+"""Randomization of one robot: draws physics parameters and pushes, delays actions, adds sensor noise and sensor bias.
 
 Each episode takes four seeds from the environment's random stream, and all values drawn here come from these seeds. So
 a restored environment, which repeats the episode from the same random state, draws the same values.
@@ -23,8 +23,8 @@ class Disturbance:
         groups: the group of each observation channel, see :class:`td3_robot.config.randomization.SensorsConfig`.
 
     Attributes:
-        world: the values drawn for the episode, by name, in the configuration's units. Values of keys that are off
-            are missing. ``tilt_direction`` in rad is the side to which the robot leans: 0 is ahead, π/2 is left.
+        world: the values drawn for the episode, by name, in the configuration's units. A key that is off has no
+            value here. ``tilt_direction`` in rad is the side to which the robot leans: 0 is ahead, π/2 is left.
     """
 
     def __init__(self, config: RandomizationConfig, spec: RobotSpec, groups: Sequence[str]) -> None:
@@ -46,7 +46,7 @@ class Disturbance:
         )
         config = self.config
         self.world = {}
-        # Draw every key in this order, even if it is off. Then turning one key on does not change the other draws.
+        # Draw every key in this order, even if it is off. So the other draws do not change if one key is turned on.
         for name in ("mass", "friction", "motor_strength", "joint_damping", "tilt"):
             self._draw(world, name, getattr(config, name))
         self._draw(world, "tilt_direction", config.tilt and (-math.pi, math.pi))
@@ -95,9 +95,10 @@ class Disturbance:
                 self._bias[index] = self.world[f"sensor_bias.{self.spec.observations[index].name}"] = value
 
     def delayed(self, action: Float32) -> Float32:
-        """Send ``action``, float32[A], and return the newest action that has arrived. Call this once a control period.
+        """Send ``action``, float32[A], and return the newest action that has arrived.
 
-        Before the first action arrives, this returns zero in each channel, or the channel's limit nearest to zero.
+        Call this once in each control period. Before the first action arrives, this method returns zero in each
+        channel. If the limits of a channel exclude zero, the method returns the limit nearest to zero for this channel.
         """
         jitter = self.config.action_jitter
         if self.config.action_latency or jitter:
@@ -106,7 +107,7 @@ class Disturbance:
             arrived = [place for place, (due, _) in enumerate(self._sent) if due <= self._time]
             if arrived:
                 self._current = self._sent[arrived[-1]][1]
-                del self._sent[: arrived[-1] + 1]  # drop older actions, which would arrive after a newer one
+                del self._sent[: arrived[-1] + 1]  # also drop actions that were sent earlier but would arrive later
             action = self._current
         self._time += 1
         return action

@@ -44,7 +44,7 @@ def unpack_random(words: NDArray[np.uint64], generator: np.random.Generator) -> 
 
 
 def array(state: Mapping[str, Any], name: str, dtype: Any, shape: tuple[int, ...], where: str) -> NDArray[Any]:
-    """Return one array of a saved state. Errors call the state ``where``.
+    """Return one array of a saved state. In the text of an error, ``where`` names the state.
 
     Raises:
         BundleError: the array is missing, or has another type or shape.

@@ -20,7 +20,7 @@ function cell(row, text, kind = "td", name = "") {
   return made;
 }
 
-// Show the state of the page at its top.
+// Show a text in the status line at the top of the page, for example an error.
 const say = (text, kind = "") => { $("connection").textContent = text; $("connection").className = kind; };
 const lost = (error) => say(`no connection to td3-robot dashboard: ${error.message}`, "bad");
 
@@ -50,8 +50,8 @@ function listChannels(body, names, selected, redraw, texts) {
   });
 }
 
-// A chart that adapts to the width of its element and to the colour scheme. Its labels name the series. With the option
-// points, each series is a row of points, and the vertical axis has the names of the series.
+// A chart that adapts to the width of its element and to the colour scheme. Its labels name the series. If
+// "points" is true, each series is a row of points, and the vertical axis has the names of the series.
 class Chart {
   constructor(id, { time = false, bars = false, points = false, values = null, label = "steps" } = {}) {
     Object.assign(this, { place: $(id), time, bars, points, values, label, labels: [], data: null, plot: null });

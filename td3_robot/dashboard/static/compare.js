@@ -32,7 +32,7 @@ function showRuns(runs, keys) {
   head.replaceChildren();
   body.replaceChildren();
   const top = head.insertRow();
-  for (const name of ["run", "last return", "± (episodes)", "at steps", ...keys]) cell(top, name, "th").scope = "col";
+  for (const name of ["run", "last return", "std over episodes", "environment steps", ...keys]) cell(top, name, "th").scope = "col";
   for (const run of runs) {
     const row = body.insertRow();
     row.dataset.run = run.name;

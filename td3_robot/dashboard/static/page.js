@@ -21,7 +21,7 @@ function binName(index) {
   return index < edges.length ? `≤${edges[index]} ms` : `>${edges[edges.length - 1]} ms`;
 }
 
-// Joins series from several tables over one axis of environment steps. Returns labels and data, or null without a series.
+// Joins series from several tables over one axis of environment steps. Returns labels and data; null if there is no series.
 function joined(parts) {
   const tables = parts.filter(({ table, name }) => table.env_steps && table[name]);
   if (!tables.length) return null;
@@ -131,7 +131,8 @@ function showRobots(live) {
     return;
   }
   $("robot-facts").textContent = `action from: ${robot.origin}. Episode ${robot.episode}, step ${robot.episode_step}, ${robot.phase}. Reward ${number(robot.reward)}`;
-  showChannels(robot, live.specs[robot.source] ?? {}, live.point.time); // before body.play, because new channels remove the old pictures
+  // Must run before body.play: if the robot has other channels than before, showChannels cancels all pictures.
+  showChannels(robot, live.specs[robot.source] ?? {}, live.point.time);
   $("undrawn").textContent = whyUndrawn(robot, live.drawable);
   $("undrawn").hidden = !$("undrawn").textContent;
   const drawn = live.drawn?.[keyOf(robot)];

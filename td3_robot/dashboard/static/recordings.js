@@ -125,12 +125,13 @@ function drawChannels() {
   channels.set(drawn.map((channel) => `${channel.kind}: ${channel.name}`), [shown.time_s, ...drawn.map((channel) => channel.values)]);
 }
 
-// Shows the newest replay, which any viewer may have started. While the replay runs, this function asks the server again.
+// Shows the newest replay, even if another viewer started it.
+// While the replay runs, this function asks the server again.
 function showReplay(replay) {
   $("replay").disabled = replay.running;
   const of = replay.name === name ? "" : `${replay.name}: `;
   if (!replay.name) $("replayed").textContent = "";
-  else if (replay.running) $("replayed").textContent = `${of}replay runs`;
+  else if (replay.running) $("replayed").textContent = `${of}the replay is running`;
   else $("replayed").textContent = `${replay.text}exit code ${replay.code}: ${verdict(replay.code)}`;
   $("replayed").className = replay.running || !replay.name ? "" : replay.code === 0 ? "good" : "bad";
   if (replay.running) setTimeout(poll, 500);

@@ -16,7 +16,9 @@ class Robot {
   forget() {
     this.timers.forEach(clearTimeout);
     this.frame = null;
-    this.size = 0; // m; the largest distance of any part since forget(): from the torso along x or y, or above the floor
+    // The robot's size in m, from all frames since forget(). The size is the larger of two values: the largest distance
+    // of a part from the torso along x or y, and the largest height of a part above the floor.
+    this.size = 0;
   }
 
   // Shows the frames one after the other within a period. If the user prefers reduced motion, it shows only the last frame.

@@ -75,7 +75,7 @@ class A2C(Algorithm):
 
     @torch.no_grad()
     def values(self, observation: Tensor, action: Tensor | None = None) -> Tensor:
-        """V(s) of B observations, whatever ``action`` is: float32[B, 1] on the device."""
+        """V(s) of B observations, float32[B, 1] on the device. ``action`` has no effect."""
         del action
         value: Tensor = self.critic(observation.to(self.device))
         return value

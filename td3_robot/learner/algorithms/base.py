@@ -40,9 +40,10 @@ class Algorithm:
       then the learner makes the updates for all episodes that ended, and publishes the policy once. ``a2c.py`` is the
       example.
 
-    In a rollout, ``discount`` of the last transition is 0 if the episode terminated, and γ if it was truncated. The
-    learner also truncates an episode every 100,000 steps. In lock-step with one robot, the newest policy chose all
-    actions of the episode. Otherwise, older policies may have chosen some of them.
+    In a rollout, ``discount`` of the last transition is 0 if the episode terminated, and γ if it was truncated. If an
+    episode has more than 100,000 steps, the learner divides the episode into several batches: it truncates the episode
+    after each 100,000 steps. In lock-step with one robot, the newest policy chose all actions of the episode.
+    Otherwise, older policies may have chosen some of them.
 
     For discrete actions, the policy has one score for each action. The environment takes the action with the highest
     score.
@@ -52,7 +53,8 @@ class Algorithm:
     must set them again after a restart.
 
     Args:
-        observation_size, action_size: O and A.
+        observation_size: number of observation channels; O in the shapes of arrays.
+        action_size: number of action channels; A in the shapes of arrays.
         hidden: sizes of the hidden layers.
         config: the ``learner`` section; ``device`` and ``precision`` are not ``auto``.
         seed: seed of all random numbers and initial parameters. The algorithm does not use torch's global generator.
@@ -62,8 +64,9 @@ class Algorithm:
     Attributes:
         updates: number of updates made, including the current one.
         random: the generator of all random numbers. It is on the CPU, so that the numbers are the same on every device.
-        td_errors: δ = Q(s, a) - y in the newest update of B transitions, one float32[B, 1] for each critic. Prioritised
-            replay reads them. Empty if the algorithm computes no such errors.
+        td_errors: the errors δ = Q(s, a) - y of the newest update, where y is the target of the critics. Each critic
+            has an array float32[B, 1], for the B transitions of the batch. Prioritised replay reads the errors.
+            ``td_errors`` is empty if the algorithm computes no such errors.
         compiled: ``C++`` if compiled code makes the updates (see :mod:`td3_robot.learner.engine.compiled`), else False.
     """
 
@@ -73,10 +76,14 @@ class Algorithm:
     part: ClassVar[str] = "algorithm"
     """The name of the algorithm's part in a checkpoint."""
     means: ClassVar[tuple[str, ...]] = ()
-    """Metrics that are reported as means over the updates since the last report; 0 if no update was made."""
+    """Metrics that are reported as means over the updates since the last report. A mean is 0 if no update
+    gave a value."""
     gauges: ClassVar[tuple[str, ...]] = ()
-    """Metrics that are reported as their newest value. The learner stops if ``q_target_size``, the mean |y|, is far
-    larger than any possible return."""
+    """Metrics that are reported as their newest value.
+
+    An algorithm with critics can report the metric ``q_target_size``: the mean of |y|, where y is the target of the
+    critics. The learner stops if this metric is far larger than any possible return.
+    """
 
     actor: Any  # created by build()
 
@@ -118,7 +125,10 @@ class Algorithm:
         raise NotImplementedError
 
     def policy(self, *, averaged: bool) -> nn.Module:
-        """The network that chooses the robots' actions. With ``averaged``: the network for evaluations and files."""
+        """The network that chooses the robots' actions.
+
+        If ``averaged`` is True: the network for evaluations and policy files.
+        """
         del averaged
         actor: nn.Module = self.actor
         return actor
@@ -235,7 +245,7 @@ class Algorithm:
         return state.tensors(self)
 
     def restored(self) -> None:
-        """A hook. :meth:`restore` calls this method after it has written all tensors that :meth:`tensors` returns."""
+        """A hook. :meth:`restore` calls this method at its end, when all tensors have their saved values."""
 
     def state(self) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
         """A copy of everything that :meth:`restore` needs: named arrays, and plain JSON values."""
@@ -256,7 +266,9 @@ class Algorithm:
             saved = {name: torch.tensor(arrays[name]) for name in tensors}
             for name, tensor in tensors.items():
                 if (saved[name].shape, saved[name].dtype) != (tensor.shape, tensor.dtype):
-                    raise ValueError(f"{name} is {saved[name].dtype}{list(saved[name].shape)}, which does not fit")
+                    raise ValueError(
+                        f"{name} is {saved[name].dtype}{list(saved[name].shape)}, which does not fit the networks"
+                    )
             updates = int(scalars["updates"])
             random.set_state(torch.tensor(arrays["generator"], dtype=torch.uint8))
             optimisers = state.read_optimisers(self, arrays)

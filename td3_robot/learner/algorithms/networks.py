@@ -62,7 +62,7 @@ class Critics(nn.ModuleList):
 
 @torch.no_grad()
 def initialise(module: nn.Module, generator: torch.Generator) -> None:
-    """Draw the parameters of linear layers as ``torch.nn.Linear`` does: uniformly, within 1/sqrt(in) of zero."""
+    """Draw the parameters of linear layers as ``torch.nn.Linear`` does: uniformly from -1/sqrt(in) to 1/sqrt(in)."""
     for layer in module.modules():
         if isinstance(layer, nn.Linear):
             bound = 1 / math.sqrt(layer.in_features)

@@ -37,7 +37,10 @@ def optimisers(owner: object) -> dict[str, Optimizer]:
 
 
 def optimiser_tensors(owner: object) -> dict[str, Tensor]:
-    """The optimisers' tensors for each parameter, named ``attribute.index.name``. Empty before the first step."""
+    """The tensors that the optimisers keep for each parameter. Before the first step, there are no such tensors.
+
+    The key is ``attribute.index.name``: the optimiser's attribute, the parameter's index and the tensor's name.
+    """
     return {
         f"{attribute}.{index}.{name}": value
         for attribute, optimiser in optimisers(owner).items()
@@ -56,7 +59,7 @@ def read_optimisers(owner: object, arrays: Arrays) -> list[tuple[Optimizer, dict
             if key.startswith(f"{attribute}."):
                 index, _, name = key.removeprefix(f"{attribute}.").partition(".")
                 if array.shape not in ((), tuple(parameters[int(index)].shape)):
-                    raise ValueError(f"{key!r} is {array.dtype}{list(array.shape)}, which does not fit")
+                    raise ValueError(f"{key!r} is {array.dtype}{list(array.shape)}, which does not fit the networks")
                 kept.setdefault(int(index), {})[name] = torch.tensor(array)
         complete = sorted(kept) == list(range(len(parameters))) and len(set(map(frozenset, kept.values()))) == 1
         if kept and not complete:

@@ -31,7 +31,7 @@ options in :meth:`Algorithm.build` and raises ConfigError.
 
 _PACE = ("learning_rate", "learning_rate_end", "learning_rate_falls_from", "learning_starts")
 USES: dict[str, Collection[str]] = {"a2c": ("algorithm", "discount", *_PACE, "device", "precision", "threads")}
-"""The only ``learner`` keys that an algorithm uses. All others must have their default values.
+"""The only ``learner`` keys that an algorithm uses. All other ``learner`` keys must have their default values.
 
 An algorithm that is not in this table uses all keys.
 """
@@ -43,4 +43,7 @@ The attribute is repeated here because importing the class of an algorithm loads
 """
 
 TASKS = {"a2c": "discrete:"}
-"""Maps an algorithm to the prefix of the names of tasks that it can learn. Other algorithms can learn every task."""
+"""Maps an algorithm to a prefix. The algorithm can learn only tasks whose names begin with this prefix.
+
+Other algorithms can learn every task.
+"""

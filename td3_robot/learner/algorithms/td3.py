@@ -27,9 +27,9 @@ class TD3(Algorithm):
     subclass. For TD3 itself, the learner uses a faster engine that makes the same update (see
     :mod:`td3_robot.learner.engine.selection`).
 
-    Metrics: ``critic_loss`` is the sum over the critics, ``q_mean`` the mean of Q1(s, a), ``q_target_mean`` the mean of
-    y and ``q_target_size`` the mean of |y|. ``action_saturation`` is the fraction of the numbers in π(s) with an
-    absolute value above 0.99. Gradient norms are measured before clipping.
+    Metrics: ``critic_loss`` is the sum of the critics' losses. ``q_mean`` is the mean of Q1(s, a). The critics' target
+    is y: ``q_target_mean`` is the mean of y, and ``q_target_size`` is the mean of |y|. ``action_saturation`` is the
+    fraction of the numbers in π(s) with an absolute value above 0.99. Gradient norms are measured before clipping.
     """
 
     actor: Actor
@@ -83,8 +83,8 @@ class TD3(Algorithm):
             polyak_update(self.critics_target, self.critics, config.polyak)
             polyak_update(self.actor_target, self.actor, config.polyak)
             if config.policy_average:
-                # At first, the average is the plain mean of the actors after each delayed update. With critics_first,
-                # the initial actor counts, too.
+                # At first, the average is a plain mean: each delayed update adds the current actor to the mean. In the
+                # first critics_first updates, the current actor is still the initial actor.
                 made = self.updates // config.policy_delay
                 polyak_update(self.actor_average, self.actor, max(config.policy_average, 1 / made))
         return metrics
@@ -100,6 +100,6 @@ class TD3(Algorithm):
         return self.critics.first(s, self.actor(s) if action is None else action.to(self.device))
 
     def begin_with(self, actor: Mapping[str, NDArray[np.float32]]) -> None:
-        """Give the actor and its target the weights of this policy."""
+        """Copy the weights in ``actor`` to the actor and to its target network."""
         super().begin_with(actor)
         polyak_update(self.actor_target, self.actor, 1.0)

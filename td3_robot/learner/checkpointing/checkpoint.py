@@ -63,7 +63,7 @@ def load_newest(folder: Path) -> tuple[Path, Arrays, dict[str, Any]] | None:
         BundleError: all checkpoints are damaged, or the newest undamaged checkpoint has another format.
         OSError: a file cannot be read.
     """
-    damaged: dict[Path, str] = {}  # the error itself would keep the arrays of the damaged file in memory
+    damaged: dict[Path, str] = {}  # texts, because an error object would keep the arrays of its file in memory
     for path in sorted(folder.glob("checkpoint-*.safetensors"), reverse=True):
         try:
             arrays, scalars = load(path)

@@ -24,7 +24,7 @@ from td3_robot.util import files
 log = logging.getLogger(__name__)
 
 _LOOK_PERIOD = 1.0  # seconds between two checks whether a later learner continues the run
-_SNAPSHOT_TIMEOUT = 8.0  # seconds to wait for the simulators' states at exit; the supervisor's timeout is longer
+_SNAPSHOT_TIMEOUT = 8.0  # seconds to wait for the simulators' states at exit; the supervisor waits longer for the exit
 
 
 def start(node: Node, provenance: Mapping[str, Any]) -> LearnerCore:
@@ -55,9 +55,10 @@ def start(node: Node, provenance: Mapping[str, Any]) -> LearnerCore:
 
 
 class Saver:
-    """Saves a checkpoint after every ``checkpoint.every`` environment steps or offline updates, and at the end.
+    """Saves checkpoints during a run, and one at the end.
 
-    In lock-step, the saver also saves a checkpoint at the start of a new run.
+    Environment steps and offline updates count together. When this count has grown by ``checkpoint.every``, the next
+    checkpoint is due. In lock-step, the saver also saves a checkpoint at the start of a new run.
 
     Call the saver once in each turn of the node's loop. When a checkpoint is due, the saver requests a snapshot from
     the scheduler. It saves the snapshot in the turn in which the snapshot is ready.
@@ -88,7 +89,11 @@ class Saver:
         try:
             files.write_atomically(self._node.run.learner_file, mine.encode())
         except OSError as error:  # a full disk
-            log.warning("%s: %s; this learner cannot notice another learner", error.filename, error.strerror)
+            log.warning(
+                "%s: %s; this learner cannot notice if another learner continues the run",
+                error.filename,
+                error.strerror,
+            )
             return ""
         return mine
 
@@ -108,7 +113,7 @@ class Saver:
         if now < self._next_look and not at_once:
             return
         self._next_look = now + _LOOK_PERIOD
-        with contextlib.suppress(OSError):  # a later learner would have written the file
+        with contextlib.suppress(OSError):  # the file cannot be read: assume that there is no later learner
             if self._mine and self._node.run.learner_file.read_text() != self._mine:
                 raise NodeError("another learner continues this run; this learner saves nothing more")
 
@@ -143,7 +148,7 @@ class Saver:
             log.warning("stopped between two snapshots: a resumed run continues at step %d", max(0, self._saved_at))
 
     def _save(self, *, last: bool) -> None:
-        """Save a checkpoint. A failure is an error only for the last checkpoint; otherwise, training continues."""
+        """Save a checkpoint. If writing fails, training continues; for the last checkpoint, raise OSError instead."""
         self.check_successor(at_once=True)
         begin = time.monotonic()
         core, run = self._core, self._node.run

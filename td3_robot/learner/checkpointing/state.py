@@ -139,5 +139,8 @@ def _part(arrays: Arrays, prefix: str) -> Arrays:
 
 
 def compiled_how(value: object) -> str:
-    """How updates were compiled, in words. ``value`` is an ``Algorithm.compiled``; earlier versions stored True."""
+    """Return in words how updates were compiled.
+
+    ``value`` is ``Algorithm.compiled``. In checkpoints of earlier versions of td3-robot, it is True instead of ``C++``.
+    """
     return {"C++": "compiled", "True": "compiled by an earlier version"}.get(str(value), "not compiled")

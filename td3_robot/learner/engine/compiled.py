@@ -1,4 +1,6 @@
-"""The engine's update in C++. It is faster than in Python: it runs no Python and goes through memory less often.
+"""The engine's update in C++.
+
+This update is faster than the update in Python: C++ code runs no Python and goes through memory less often.
 
 The first learner on a machine compiles ``update.cpp`` for the processor, in about 10 s. Later starts load the result
 from the user's cache folder. torch computes the matrix products. With a second thread, two shares of the work run in
@@ -43,7 +45,8 @@ _FLAGS = (
     "-std=c++20", "-O3", "-shared", "-fPIC",
     "-fno-math-errno", "-fno-trapping-math", "-fno-signed-zeros", "-fassociative-math", "-fno-finite-math-only",
 )  # fmt: skip
-# Largest allowed error of Adam's first moments after compiled updates, relative to the moments after updates in Python.
+# Maximum norm of the difference between Adam's first moments in C++ and in Python, divided by the norm of the moments
+# in Python.
 _CLOSE: dict[Precision, float] = {"fp32": 1e-3, "bf16": 0.2}
 
 
@@ -153,7 +156,8 @@ class CompiledTD3(FastTD3):
             self._team = code.team_new()
             arguments = code, self._team, torch.get_num_threads()
             threading.Thread(target=_work, args=arguments, name="learner", daemon=True).start()
-            weakref.finalize(self, code.team_end, self._team).atexit = False  # at exit, other threads may still learn
+            # Python must not call team_end at exit: other threads possibly still learn then.
+            weakref.finalize(self, code.team_end, self._team).atexit = False
         actor, critics = self.actor.layout, self.critics.layout
         size, low_size = max(actor.size, critics.size), max(actor.low_size, critics.low_size)
         self._engine = code.engine_new(byref(settings), self._team, size, low_size)
@@ -182,7 +186,7 @@ class CompiledTD3(FastTD3):
 
     def _call(self, function: Callable[..., int], inputs: list[Tensor], adam: CompiledAdam, result: Structure) -> None:
         """Call an update function with its inputs, in the order of ``_Batch``."""
-        inputs = [tensor.contiguous() for tensor in inputs]  # C++ code reads rows without gaps
+        inputs = [tensor.contiguous() for tensor in inputs]  # C++ code expects no gaps between rows
         batch = _Batch(len(inputs[0]), *(tensor.data_ptr() for tensor in inputs))
         if function(self._engine, byref(batch), byref(adam.next_step()), byref(result)):
             raise RuntimeError("the compiled update failed: too little memory, or torch could not multiply matrices")
@@ -249,7 +253,7 @@ def check() -> None:
         for name in ("critics_adam", "actor_adam"):
             expected, found = (getattr(engine, name).mean for engine in (plain, quick))
             if not (found - expected).norm() <= _CLOSE[precision] * expected.norm():
-                raise RuntimeError(f"the compiled update in {precision} differs from the plain one")
+                raise RuntimeError(f"the compiled update in {precision} differs from the plain update")
 
 
 @functools.cache
@@ -264,7 +268,7 @@ def library() -> Library:
     if path.exists():
         with contextlib.suppress(OSError):  # the file is damaged
             return Library(path)
-    log.info("compiling the update for this processor takes about 10 s")
+    log.info("compiling the update for this processor; this takes about 10 s")
     path.parent.mkdir(parents=True, exist_ok=True)
     with files.replacing(path, mode=0o755) as made:
         command = [*machine.compiler(), str(_SOURCE), *_flags(), "-o", str(made)]
@@ -302,5 +306,5 @@ def _flags() -> list[str]:
 
 
 def _english() -> dict[str, str]:
-    """The environment of a compiler that writes English messages."""
+    """The environment variables that make a compiler write English messages."""
     return {**os.environ, "LC_ALL": "C"}

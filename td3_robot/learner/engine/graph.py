@@ -48,13 +48,16 @@ def aside(work: Work) -> None:
 class CapturedUpdate:
     """Makes the updates of :meth:`FastTD3.improve` with two graphs: one with the policy update, and one without it.
 
-    A graph always repeats the same operations with the same constants. So the first updates use no graph:
-    ``critics_first`` updates train only the critics, and the fraction of the moving average falls until it reaches
-    ``policy_average``. The first launch of a graph must give the same result, up to rounding, as the update without a
-    graph. If capture or this check fails, a warning gives the reason, and later updates use no graph.
+    A graph always repeats the same operations with the same constants. In the first updates, operations and
+    constants still change, so these updates use no graph. The operations change because the first ``critics_first``
+    updates train only the critics. The constants change because the moving average of the actor first moves by a larger
+    fraction than ``policy_average``.
+
+    The first launch of a graph must give the same result, up to rounding, as the update without a graph. If capture or
+    this check fails, a warning gives the reason, and later updates use no graph.
 
     Attributes:
-        problem: the reason why no update can use a graph; None if there is none.
+        problem: the reason why updates cannot use a graph; None while no such reason is known.
     """
 
     def __init__(self, engine: FastTD3) -> None:
@@ -128,7 +131,8 @@ def difference(
 ) -> str | None:
     """The first difference of ``found`` from ``expected``, as text; None if all float32 arrays are about equal.
 
-    The limit is 1 % of the largest change since ``before``, plus two float32 rounding steps of the largest value.
+    Two arrays are about equal if no element differs by more than the sum of two numbers: 1 % of the largest change from
+    ``before`` to ``expected``, and two float32 rounding steps of the largest value in ``expected``.
     """
     for name, array in expected.items():
         if array.dtype != np.float32:

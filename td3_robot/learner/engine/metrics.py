@@ -1,6 +1,6 @@
 """Metrics of the engine: sums over many updates, and gauges. A gauge is a value of the newest update that computed it.
 
-The sums stay on the device (CPU or GPU), so updates never wait for it.
+The sums stay on the device (CPU or GPU), so an update never waits for the device.
 """
 
 from __future__ import annotations

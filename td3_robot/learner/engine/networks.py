@@ -1,7 +1,7 @@
 """Multilayer perceptrons with a hand-written gradient, and Adam: the inner loop of the engine.
 
-One vector holds all parameters of a network, for example of both critics. So an Adam step, a Polyak update and a change
-of precision are one call each. :mod:`td3_robot.learner.engine.compiled` computes the same in C++.
+One vector holds all parameters of a network; both critics together are one network. So an Adam step, a Polyak update
+and a change of precision are one call each. :mod:`td3_robot.learner.engine.compiled` computes the same in C++.
 ``td3-robot bench learner`` measures the speed. In the shapes of arrays, B is the number of rows in the batch.
 """
 
@@ -100,8 +100,8 @@ class Network:
 
     Attributes:
         flat: float32[layout.size], the parameters; zero in the gaps of the layout.
-        low_flat: ``dtype``[layout.low_size], a copy for the matrix products of hidden layers. In float32 it is
-            ``flat`` itself.
+        low_flat: ``dtype``[layout.low_size], a copy of the first elements of ``flat``, for the matrix products of
+            hidden layers. If ``dtype`` is float32, ``low_flat`` is ``flat`` itself.
         named: views of ``flat``, named ``HEAD.LAYER.weight`` and so on, see :class:`Layer`. LAYER counts from 0.
     """
 
@@ -232,7 +232,7 @@ class Adam:
     Args:
         learning_rate: a number, or a tensor float32[] on the network's device. A step in a CUDA graph reads this tensor
             at each launch.
-        clip: the largest norm of each head's gradient; None for no limit.
+        clip: the limit for the norm of each head's gradient; None for no limit.
     """
 
     def __init__(self, network: Network, learning_rate: float | Tensor, clip: float | None = None) -> None:
@@ -246,7 +246,8 @@ class Adam:
         self._of_parameters = [list(views(vector).values()) for vector in (network.flat, self.mean, self.square)]
         self._counts = [self.count] * len(network.named)
         self._gradient: Gradient = [torch.zeros_like(value) for value in network.named.values()]
-        self._keeps = network.flat.device.type == "cuda"  # a step in a CUDA graph always uses the same memory
+        # A step in a CUDA graph always uses the same memory. So on a GPU, step() copies each gradient to this memory.
+        self._keeps = network.flat.device.type == "cuda"
         self._norm = torch.zeros_like(self.count)  # gradient norm of the newest step, if ``clip`` is set
 
     def step(self, gradient: Gradient) -> None:
@@ -296,7 +297,7 @@ def _norm(tensors: list[Tensor]) -> Tensor:
 
 
 def _relu_backward_(d: Tensor, output: Tensor) -> None:
-    """Zero the gradient ``d`` in place where the ReLU's output is not positive."""
+    """Overwrite ``d``: set the gradient to 0 where the ReLU's output is not positive."""
     if d.dtype == torch.bfloat16 and d.device.type == "cpu":
         # A bfloat16 and the int16 with the same bits have the same sign. Comparing int16 is three times as fast.
         d, output = d.view(torch.int16), output.view(torch.int16)

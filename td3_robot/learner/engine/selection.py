@@ -14,7 +14,7 @@ from td3_robot.learner.engine.td3 import FastTD3
 ENGINES: dict[type[Algorithm], type[FastTD3]] = {TD3: FastTD3, DDPG: FastTD3}
 """Maps an algorithm to the engine that makes the same updates faster.
 
-A subclass of TD3 or DDPG that this table does not name has no engine.
+A subclass of TD3 or DDPG has an engine only if this table names the subclass.
 ``td3-robot bench learner`` measures the engines, and ``tests/learner/engine/test_td3.py`` compares them with the
 algorithms. An engine supports all options of its algorithm, on every device.
 """
@@ -23,7 +23,8 @@ algorithms. An engine supports all options of its algorithm, on every device.
 def implementation(config: LearnerConfig) -> type[Algorithm]:
     """The class that makes the updates: the engine of the configured algorithm, or the algorithm itself.
 
-    With ``learner.compile`` on a CPU, the engine is :class:`CompiledTD3`, unless :func:`compiled.available` is false.
+    The engine is :class:`CompiledTD3` if ``learner.compile`` is true, the device is the CPU, and
+    :func:`compiled.available` is true.
     """
     algorithm: type[Algorithm] = ALGORITHMS.load(config.algorithm)
     if algorithm in ENGINES and config.compiles and compiled.available():

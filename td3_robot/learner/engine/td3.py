@@ -37,7 +37,8 @@ class FastTD3(Algorithm):
     """Makes the updates of :class:`TD3`, but faster. To understand the algorithm, read that class.
 
     Attributes:
-        second: a thread that computes the second critic, and half of the actor's batch. None without such a thread.
+        second: runs a second thread, which computes the second critic and half of each batch for the actor. None if
+            the engine has only one thread.
     """
 
     optimiser: type[Adam] = Adam
@@ -77,11 +78,16 @@ class FastTD3(Algorithm):
 
     def prepare(self) -> None:
         """On a GPU with uniform replay, use CUDA graphs."""
-        if self.device.type == "cuda" and self.config.replay == "uniform":  # lap needs TD errors; a graph returns none
+        # With replay "lap", the replay buffer needs TD errors, and a graph returns no TD errors.
+        if self.device.type == "cuda" and self.config.replay == "uniform":
             self._captured = CapturedUpdate(self)
 
     def learn(self, batch: Batch) -> Sequence[Tensor]:
-        """Make one update. With CUDA graphs, the result is always empty, even if this update uses no graph."""
+        """Make one update.
+
+        If :meth:`prepare` has chosen CUDA graphs, the result is always empty. This also holds for updates that run
+        without a graph.
+        """
         if self._captured:
             return self._captured(batch)
         return self.improve(batch, self.draw_noise(len(batch.action)))
@@ -100,7 +106,11 @@ class FastTD3(Algorithm):
     @torch.inference_mode()  # without autograd, each operator is faster
     @compute.flush_denormals()
     def improve(self, batch: Batch, noise: Tensor) -> list[Tensor]:
-        """Make one update with ``noise`` from :meth:`draw_noise`. Returns ``td_errors``. Never waits for the device."""
+        """Make one update with ``noise`` from :meth:`draw_noise`. Never waits for the device.
+
+        Returns:
+            The TD errors of each critic.
+        """
         config = self.config
         batch = Batch(*(tensor.to(self.device) for tensor in batch))
         errors, y, means = self.update_critics(batch, noise)
@@ -121,7 +131,12 @@ class FastTD3(Algorithm):
         return errors
 
     def update_critics(self, batch: Batch, noise: Tensor) -> tuple[list[Tensor], Tensor, Tensor]:
-        """Update the critics. Returns the errors Q(s, a) - y of each critic, y, and the means of loss, Q1 and y."""
+        """Update the critics.
+
+        Returns:
+            Three values. First: a list with the errors Q(s, a) - y of each critic. Second: y. Third: one tensor with
+            the means of loss, Q1 and y.
+        """
         config = self.config
         s, a, r, s2, discount = batch
         a2 = _rows(self._each_half(lambda s2: self.actor_target.forward(s2)[0], s2)).tanh()
@@ -168,8 +183,9 @@ class FastTD3(Algorithm):
         return [work(0), other.result()]
 
     def _each_half(self, work: Callable[[Tensor], Result], rows: Tensor) -> list[Result]:
-        """The result of ``work`` for all rows. With a second thread, the halves run in parallel; each has a result.
+        """The result of ``work`` for all rows, in a list.
 
+        With a second thread, the two halves of the rows run in parallel, and the list has one result for each half.
         A sum over two halves may round differently from a sum over all rows.
         """
         if self.second is None or len(rows) < 2:

@@ -1,4 +1,4 @@
-// The update of TD3 and DDPG: what td3.py and networks.py compute, in C++. compiled.py calls it.
+// The update of TD3 and DDPG in C++. It computes the same as td3.py and networks.py. compiled.py calls it.
 //
 // Arrays inside a pass have the shape [features, B], where B is the number of rows. So every inner loop runs along the
 // batch. T is the number type of the matrix products in hidden layers: float or bfloat16. All other arithmetic is in
@@ -62,19 +62,19 @@ struct ActorResult {
 namespace {
 
 enum Kind { WEIGHT, BIAS, SCALE, SHIFT, KINDS };
-constexpr int64_t MOST_LAYERS = 64;  // the configuration allows 9
+constexpr int64_t MOST_LAYERS = 64;  // the configuration allows at most 9
 
 // -- two threads ---------------------------------------------------------------------------------------------------
 
-// The caller's thread and a second thread. Work has two shares. The caller computes share 0. Whichever thread is free
-// earlier computes share 1. A store that may have to wake a sleeping thread is sequentially consistent. With a weaker
-// order, libstdc++ could look for sleeping threads before the new number is visible. A thread that falls asleep in
-// between could sleep forever.
+// The caller's thread and a second thread. Each work has two shares. The caller computes share 0. The thread that is
+// free first computes share 1. A store that may have to wake a sleeping thread must be sequentially consistent. With a
+// weaker order, notify_one of libstdc++ could find no sleeping thread while the other thread still sees the old number.
+// The other thread could then fall asleep, and nothing would wake it.
 struct Team {
   const void* work = nullptr;
   void (*call)(const void*, int64_t) = nullptr;
-  // Every work has a number. asked: the number of the newest work. taken: the number of the newest work whose share 1 a
-  // thread has taken. done: the number of the newest work whose share 1 is done.
+  // Every work has a number. asked: the number of the newest work. taken: the newest number for which a thread has
+  // taken share 1. done: the newest number for which share 1 is done.
   std::atomic<uint32_t> asked{0}, taken{0}, done{0};
   std::atomic<bool> ended{false};
   std::atomic<int64_t> helped{0};  // number of shares that the second thread has computed
@@ -137,7 +137,7 @@ float sum(const float* values, int64_t count) {
 struct bfloat16 {
   uint16_t bits;
   bfloat16() = default;
-  // Rounds to nearest, ties to even. A NaN from arithmetic stays NaN. A NaN with an unusual payload may become another
+  // Rounds to nearest, ties to even. A NaN from arithmetic stays NaN. A NaN with an unusual payload can become a
   // number. The code does not test for such a NaN: g++ does not vectorise loops with the test, and an update would take
   // at least 1.3 times as long.
   bfloat16(float value) {
@@ -157,7 +157,7 @@ void check(AOTITorchError error) {
   if (error) throw std::runtime_error("torch");
 }
 
-// A tensor of torch that shows a matrix in existing memory. The memory holds the matrix row by row.
+// A torch tensor that is a view of a matrix in existing memory. The memory holds the matrix row by row.
 template <class T>
 struct Matrix {
   AtenTensorHandle handle;
@@ -179,8 +179,8 @@ void multiply(const Matrix<T>& out, const Matrix<T>& a, const Matrix<T>& b) {
 
 // -- networks ------------------------------------------------------------------------------------------------------
 
-// Memory that begins on a cache line. The address of a matrix can change the order in which a product adds, so all
-// matrices have the same alignment.
+// Memory that begins on a cache line. The order in which torch adds the terms of a matrix product can depend on the
+// addresses of the matrices. So all matrices have the same alignment.
 struct alignas(64) Line {
   char bytes[64];
 };
@@ -192,7 +192,7 @@ T* grown(std::vector<Line>& memory, int64_t count) {
   return reinterpret_cast<T*>(memory.data());
 }
 
-// A gradient. Its vectors have the same layout as those of a network.
+// A gradient. Its `flat` and `low` have the same layout as `flat` and `low` of a network.
 template <class T>
 struct Gradient {
   std::vector<Line> memory, low_memory;
@@ -210,7 +210,7 @@ struct Pass {
   const int64_t* slots = nullptr;
   int64_t B = 0, last;
   T* inputs[MOST_LAYERS];          // of each layer: [in, B]
-  float* normalised[MOST_LAYERS];  // with LayerNorm: its normalised values, before scale and shift: [out, B]
+  float* normalised[MOST_LAYERS];  // with LayerNorm: the normalised values, before scale and shift: [out, B]
   float* factors[MOST_LAYERS];     // with LayerNorm: 1 / standard deviation: [B]
   T *d, *d_input;                  // gradients with respect to a layer's linear output, and to its input: [size, B]
   float* d_norm;                   // gradient with respect to the output of LayerNorm: [out, B]
@@ -228,7 +228,8 @@ struct Pass {
     B = rows;
   }
 
-  // Places the arrays for this many rows one after another, beginning at `first`. Returns their size in bytes.
+  // Places the arrays one after another, beginning at `first`. Each array has space for `rows` rows. Returns the size
+  // of all arrays in bytes.
   int64_t place(char* first, int64_t rows) {
     int64_t size = 0;
     auto take = [&]<class U>(U*& array, int64_t count) {
@@ -314,7 +315,8 @@ struct Pass {
   }
 
   // Begins with `d_outputs`: [out, B]. Writes the gradient of the head's parameters to `gradient` unless it is null.
-  // Writes the gradient of the inputs `first` to `first + columns - 1` to `d_x` unless it is null: [columns, B].
+  // If `d_x` is not null, `d_x` receives the gradient with respect to `columns` inputs of the head: [columns, B]. The
+  // first of these inputs is input `first`.
   void backward(Gradient<T>* gradient, float* d_x = nullptr, int64_t first = 0, int64_t columns = 0) {
     int64_t in = network.sizes[last], out = network.sizes[last + 1];
     for (int64_t o = 0; o < out; o++) keep(gradient, last, BIAS, o, sum(d_outputs + o * B, B));
@@ -399,7 +401,7 @@ struct Pass {
 
 // -- Adam ----------------------------------------------------------------------------------------------------------
 
-// The sum of one or two gradients.
+// Element j of g + other; element j of g if `other` is null.
 template <class G>
 float added(const G* g, const G* other, int64_t j) {
   return other ? float(g[j]) + float(other[j]) : float(g[j]);
@@ -412,7 +414,7 @@ float sum_of_squares(int64_t count, const G* g, const G* other) {
   return sum;
 }
 
-// `low` may be null. Scalars are arguments, not fields of a structure: then the compiler knows that the loop does not
+// `low` may be null. The scalars are arguments, not fields of a structure. So the compiler knows that the loop does not
 // change them.
 template <class T, class G>
 void adam_loop(int64_t count, float* p, float* mean, float* square, T* low, const G* g, const G* other, float shrink,
@@ -426,8 +428,8 @@ void adam_loop(int64_t count, float* p, float* mean, float* square, T* low, cons
   }
 }
 
-// Calls visit(slot, count, copies, g, other) for each parameter of a head. copies: whether `low` has a copy of the
-// parameter. g and other: its gradients; `other` may be null.
+// Calls visit(slot, count, copies, g, other) for each parameter of a head. copies: whether `low` of the network has a
+// copy of the parameter. The gradient of the parameter is g, or g + other if `other` is not null.
 template <class T, class Visit>
 void each_parameter(const Network& network, int64_t head, const Gradient<T>& g, const Gradient<T>* other,
                     const Visit& visit) {
@@ -444,7 +446,7 @@ void each_parameter(const Network& network, int64_t head, const Gradient<T>& g, 
   }
 }
 
-// A step for one head with the gradient g, or g + other. Returns the gradient's norm.
+// A step for one head. The gradient is g, or g + other if `other` is not null. Returns the gradient's norm.
 template <class T>
 float adam_step(const Network& network, const Adam& adam, int64_t head, const Gradient<T>& g,
                 const Gradient<T>* other) {

@@ -2,9 +2,9 @@
 
 A row holds R = r₀ + γ r₁ + … + γᵐ⁻¹ rₘ₋₁, the observation m steps later, and the factor γᵐ. The target of the critics
 is R plus the factor times the value of that observation (Sutton and Barto 2018, section 7.1). Usually m is n. For the
-last n - 1 steps before the end of an episode, a gap or a restart of the source, m is smaller. A target with fewer
-rewards is also correct, so every transition gives a row. If a row ends where the episode terminated, its factor is 0.
-At a truncation, a gap or a restart, the factor is γᵐ.
+last n - 1 steps before a gap, before a restart of the source, or before the end of an episode, m is smaller. A target
+with fewer rewards is also correct, so every transition gives a row. If a row ends where the episode terminated, its
+factor is 0. At a truncation, a gap or a restart, the factor is γᵐ.
 """
 
 from __future__ import annotations
@@ -35,7 +35,8 @@ class NStep:
     """Combines the transitions of each robot into rows with up to ``steps`` rewards.
 
     A transition waits until its row is complete. Between two calls of :meth:`add`, each robot has at most n - 1 waiting
-    transitions, oldest first. The sums also read the unused entries after them, so the rewards there must be 0.
+    transitions, oldest first. The sum of a row's rewards also includes the unused entries after the waiting
+    transitions. So the rewards in these entries must be 0.
 
     Args:
         steps: n, at least 1. With 1, each transition is a row.
@@ -110,7 +111,10 @@ class NStep:
             waiting.restore(arrays, f"{source}/")
 
     def _take(self, window: NDArray[Any], robots: NDArray[np.intp], terminated: Bools | bool = False) -> list[Rows]:
-        """Remove all waiting transitions of robots whose episode or stream ends here, and return their rows."""
+        """Remove all waiting transitions of these robots, and return their rows.
+
+        The rows get no more rewards, because of a gap, a restart of the source, or the end of the episode.
+        """
         if not len(robots):
             return []
         rows = self._rows(window, robots, terminated)

@@ -26,7 +26,7 @@ class Replayed:
     row mixes both kinds of transitions.
 
     Args:
-        config: the ``learner`` section; ``device`` is not ``auto``.
+        config: the ``learner`` section. Its ``device`` must not be ``auto``.
         seed: seed of the sampling.
         storage: creates the storage for the rows of the replay buffer.
     """
@@ -78,7 +78,7 @@ class Replayed:
         self.replay.add(*self.n_step.add(step.source, transitions, step))
 
     def take(self) -> Batch:
-        """The batch of the next update. If the second buffer is not empty, the last rows come from it."""
+        """The batch of the next update. If the second buffer is not empty, the last rows of the batch come from it."""
         batch = self.replay.sample(self._batch_size)
         if self.demonstrations:
             self._replayed = self._batch_size - self._demonstrated
@@ -87,11 +87,11 @@ class Replayed:
         return batch
 
     def learned(self, td_errors: Sequence[Tensor]) -> None:
-        """Use the TD errors of the update on the newest batch, see ``Algorithm.td_errors``."""
+        """Give the replay buffer the TD errors of the newest batch, see ``Algorithm.td_errors``."""
         self.replay.learned([errors[: self._replayed] for errors in td_errors])
 
     def end(self) -> None:
-        """Store the rows of waiting transitions. Call this method at the end of a recording."""
+        """Store the rows of the transitions that wait for later rewards. Call this method at the end of a recording."""
         self.replay.add(*self.n_step.end())
         if self.demonstrations is not None:
             self.demonstrations.add(*self._demonstrations_n_step.end())

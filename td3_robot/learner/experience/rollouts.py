@@ -39,9 +39,9 @@ class _Episode:
 class Rollouts:
     """Collects the steps of each robot, and makes one batch of each finished piece of an episode.
 
-    A piece ends with its episode, or after :data:`LONGEST` steps; then the next piece begins. So most episodes are one
-    piece, but an episode without an end also gives batches. A piece with a gap gives no batch. A piece
-    during which an operator has the robot gives no batch either: the algorithm learns only from its own policy.
+    A piece ends when its episode ends, or after :data:`LONGEST` steps; then the next piece begins. So most episodes are
+    one piece, but an episode without an end also gives batches. A piece with a gap gives no batch. If an operator has
+    the robot during a piece, this piece gives no batch either: the algorithm learns only from its own policy.
 
     This class has the same methods as :class:`td3_robot.learner.experience.replayed.Replayed`.
     """
@@ -109,7 +109,7 @@ class Rollouts:
         """Does nothing at the end of a recording: an unfinished piece gives no batch."""
 
     def recover(self) -> None:
-        """Does nothing: no file keeps the rollouts since the newest checkpoint."""
+        """Does nothing: the rollouts that came after the newest checkpoint are in no file."""
 
     def parts(self) -> dict[str, Stateful]:
         return {"rollouts": self}

@@ -30,7 +30,7 @@ class Transitions:
     reward: Float32  # [M]
     next_observation: Float32  # [M, O]
     terminated: Bools  # [M], False for a truncated episode
-    ended: list[tuple[float, int]]  # return and length of each whole episode that ended with this Step
+    ended: list[tuple[float, int]]  # return and length of each whole episode that the newest Step ended
 
     def __len__(self) -> int:
         return len(self.reward)
@@ -53,8 +53,8 @@ class Assembler:
     episode (FIRST), if the source has a new incarnation, or if Steps are missing (a gap). So no transition crosses a
     gap.
 
-    After a restart from a checkpoint, the assembler expects the first Step that is not in the checkpoint. The source
-    may first repeat the Step before the expected Step. Then the assembler joins the repeated and the expected Step.
+    After the learner restarts from a checkpoint, the assembler expects Step n, the first Step that is not in the
+    checkpoint. The source may first repeat Step n - 1. Then the assembler joins Step n - 1 and Step n.
 
     Attributes:
         counters: counts by name. ``steps``: accepted Steps. ``begun``: episodes that started. ``episodes``: episodes
@@ -147,7 +147,7 @@ def _running(step: Step) -> Bools:
 class Robots:
     """A table with a row for each robot of a source.
 
-    A row has the robot's episode and step after its newest transition, and further columns.
+    A row has ``episode`` and ``episode_step`` at the end of the robot's newest transition. It also has further columns.
 
     Args:
         incarnation: incarnation of the source.
@@ -162,11 +162,11 @@ class Robots:
         self.rows: NDArray[Any] = np.zeros(count, [("episode", np.uint64), ("episode_step", np.uint32), *columns])
 
     def belong_to(self, step: Step) -> bool:
-        """Whether a Step comes from the same process and has the same number of robots."""
+        """Whether a Step has the same incarnation and the same number of robots as this table."""
         return self.incarnation == step.incarnation and len(self.rows) == len(step.episode)
 
     def advance(self, robots: NDArray[np.intp], step: Step) -> Bools:
-        """Set the episode and step of these robots to their values in a Step.
+        """Copy ``episode`` and ``episode_step`` of these robots from a Step into the table.
 
         Returns:
             bool[M]: whether the new transition of each robot directly follows the robot's previous transition.

@@ -27,7 +27,7 @@ _TERMINATED = np.uint8(Phase.TERMINATED)
 
 
 class Episode(NamedTuple):
-    """An episode of T steps that the learner received from its first to its last step.
+    """A whole episode: the learner received all of its T steps.
 
     O and A are the numbers of observation and action channels.
     """
@@ -36,11 +36,14 @@ class Episode(NamedTuple):
     action: Float32  # [A], of the first step
     discounted: float  # the observed return r₀ + γ r₁ + … + γᵀ⁻¹ r_T₋₁
     last_observation: Float32  # [O]
-    left: float  # γᵀ, the factor of the value of ``last_observation``; 0 if the episode terminated
+    left: float  # γᵀ, which discounts the value of ``last_observation``; 0 if the episode terminated
 
 
 def _running(incarnation: int, observation: Float32, action: Float32) -> Robots:
-    """The running episodes of one source's robots. Observations [N, O] and actions [N, A] set the sizes."""
+    """A table for the running episodes of one source's robots.
+
+    The shapes of the observations [N, O] and actions [N, A] set the number of robots and the sizes of the columns.
+    """
     return Robots(
         incarnation,
         len(observation),
@@ -48,7 +51,7 @@ def _running(incarnation: int, observation: Float32, action: Float32) -> Robots:
             ("whole", np.bool_),  # whether the learner received all steps of the episode so far
             ("observation", np.float32, observation.shape[1:]),  # of the first step
             ("action", np.float32, action.shape[1:]),  # of the first step
-            ("discounted", np.float64),  # this column and the next: as in ``Episode``, for the steps so far
+            ("discounted", np.float64),  # this column and ``left``: see ``Episode``, but only for the steps so far
             ("left", np.float64),
         ],
     )
@@ -116,8 +119,10 @@ class ValueCheck:
         """Means over the newest whole episodes. Waits for the device.
 
         ``return_discounted_mean`` is the observed return. ``return_expected_mean`` is the return that the first critic
-        predicts now. For a truncated episode, neither return includes the value of the last observation. There are no
-        means before the first whole episode, or if the algorithm has no values.
+        predicts now. For a truncated episode, neither return includes the value of the last observation.
+
+        The result is empty until the first whole episode has ended. It is always empty if the algorithm computes no
+        values.
         """
         if not self.episodes:
             return {}

@@ -46,8 +46,8 @@ class ReplayBuffer:
         storage: creates the storage from the capacity and the row width.
 
     Attributes:
-        rows: float32[capacity, 2 O + A + 2], see :class:`Batch` for O and A. Callers must not change them. Transition
-            n, counted from 0, is in row n modulo ``capacity``.
+        rows: float32[capacity, 2 O + A + 2], see :class:`Batch` for O and A. Callers must not change the rows.
+            Transition n, counted from 0, is in row n modulo ``capacity``.
         total_added: number of transitions ever added.
     """
 
@@ -71,9 +71,9 @@ class ReplayBuffer:
     def use_device(self, device: torch.device) -> None:
         """Keep a copy of the rows on a device. Batches come from this copy, and are the same as without a device.
 
-        The rows also stay on the host, because checkpoints and files need them. A call waits for its copy only if it
-        copies more than 8,192 rows at once. :meth:`use_device`, :meth:`restore`, :meth:`recover` and a very large
-        :meth:`add` can do so.
+        The rows also stay on the host, because checkpoints and files need them. A method waits for the device only if
+        it copies more than 8,192 rows at once. :meth:`use_device`, :meth:`restore`, :meth:`recover` and a very large
+        :meth:`add` can copy so many rows.
         """
         self._on_device = DeviceRows(self.rows, device)
         self._copy(0)
@@ -124,8 +124,9 @@ class ReplayBuffer:
         chosen = self._draw(batch_size)
         if self._on_device:
             on_device = self._on_device.gather(chosen)
-            # A CUDA graph reads its batch from the memory of one Batch object. The engine copies every other object to
-            # this memory. To save the copy, return the same object as long as the memory is the same.
+            # A CUDA graph reads its batch from the memory of one Batch object. If the engine gets a different object,
+            # it copies the batch to this memory. To avoid this copy, return the same object as long as the rows are in
+            # the same memory.
             if self._device_batch is None or self._device_batch[0] is not on_device:
                 self._device_batch = on_device, self._batch(on_device)
             return self._device_batch[1]
@@ -168,7 +169,7 @@ class ReplayBuffer:
 
     def restore(self, arrays: Arrays, scalars: Mapping[str, Any]) -> None:
         if scalars["capacity"] != self.capacity:
-            raise ValueError(f"the capacity is {scalars['capacity']}; this buffer has {self.capacity}")
+            raise ValueError(f"the saved capacity is {scalars['capacity']}; this buffer has capacity {self.capacity}")
         self.total_added = int(scalars["total_added"])
         if self.total_added < 0:
             raise ValueError(f"total_added is {self.total_added}; allowed: 0 or more")

@@ -30,14 +30,17 @@ class DeviceRows:
         self._batch = self._rows[:0]
 
     def gather(self, chosen: NDArray[Any]) -> Tensor:
-        """The rows with the B numbers ``chosen``: float32[B, width]. The next call with B numbers overwrites them."""
+        """Return the rows with the B numbers ``chosen``: float32[B, width].
+
+        If the next call is for B rows, too, it overwrites the returned rows.
+        """
         if len(self._batch) != len(chosen):
             self._batch = torch.empty((len(chosen), self._rows.shape[1]), device=self._device)
         torch.index_select(self._rows, 0, upload(chosen, self._device), out=self._batch)
         return self._batch
 
     def copy(self, since: int, total: int) -> None:
-        """Copy transitions ``since`` to ``total - 1`` to the device.
+        """Copy transitions to the device: from number ``since`` to number ``total - 1``.
 
         Only a copy of more than 8,192 rows waits for the device.
         """

@@ -72,8 +72,8 @@ class PrioritisedReplay(ReplayBuffer):
 
     The priority of a transition is max(|δ|, 1) to the power α. |δ| is the largest absolute TD error of the critics when
     the transition was last sampled. A new transition gets the greatest priority so far. With the Huber loss, LAP needs
-    no importance weights: its mean gradient equals that of uniform sampling with another loss, which the paper calls
-    PAL.
+    no importance weights: LAP has the same mean gradient as uniform sampling with another loss. The paper calls this
+    other loss PAL.
 
     Args:
         exponent: α, 0 (uniform) to 1.
@@ -128,8 +128,8 @@ class PrioritisedReplay(ReplayBuffer):
         sound = (priorities >= 1) & np.isfinite(priorities)
         if priorities.shape != (len(self),) or not sound.all() or not 1 <= greatest < np.inf:
             raise ValueError(
-                f"the priorities must be {len(self)} finite numbers, and greatest_priority one finite number; "
-                "all must be at least 1"
+                f"the priorities must be {len(self)} finite numbers, and greatest_priority must be one finite number; "
+                "all these numbers must be at least 1"
             )
         self._greatest = greatest
         self._tree.leaves[:] = 0

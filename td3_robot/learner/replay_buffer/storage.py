@@ -21,7 +21,7 @@ from td3_robot.util import files
 
 ROWS, JOURNAL = "rows.float32", "journal"
 _FORMAT = 2
-_HEAD = 8  # bytes before the payload of a record: its length and CRC-32, little-endian
+_HEAD = 8  # bytes before the payload of a record: the payload's length and CRC-32, little-endian
 _LONGEST = 1 << 20  # largest size of a record, in bytes
 _COMPACT = 1 << 22  # bytes; a longer journal is rewritten with only the newest record of each source
 
@@ -58,7 +58,7 @@ class Storage:
         return max((note.total_added for note in self.notes.values()), default=0)
 
     def write(self, first: int, rows: Float32) -> None:
-        """Write rows from row number ``first`` on."""
+        """Store ``rows``, beginning at row number ``first``."""
         self.rows[first : first + len(rows)] = rows
 
     def commit(self, note: Note) -> None:
@@ -76,8 +76,8 @@ class File(Storage):
         needed: whether missing rows are an error.
 
     Raises:
-        BundleError: the journal is damaged or belongs to another buffer, the file of rows has a wrong size, or it is
-            ``needed`` but missing. The files are then unchanged.
+        BundleError: the journal is damaged or belongs to another buffer, the file of rows has a wrong size, or the
+            file of rows is ``needed`` but missing. The files are then unchanged.
         OSError: the disk is full or the folder cannot be written.
     """
 
@@ -104,7 +104,7 @@ class File(Storage):
             self._compact()
 
     def write(self, first: int, rows: Float32) -> None:
-        # A write through the memory map would kill the process if the disk were full. This write raises an error.
+        # If the disk is full, a write through the memory map kills the process. This write raises an error instead.
         if len(rows):
             content = np.ascontiguousarray(rows).data.cast("B")
             with files.naming(self._rows_file):

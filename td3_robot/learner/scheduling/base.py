@@ -85,7 +85,7 @@ class Scheduler(ABC):
         return False
 
     def continues(self, source: str) -> bool:
-        """Whether a source that joins continues its earlier sequence of Steps, even if its process is new."""
+        """Whether a source that joins with a new process continues the Step numbers of its old process."""
         del source
         return False
 

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _PORTION = 100  # a robot gets at most this many steps in advance, so that steps remain for sources that join later
-# The smallest grant, as a fraction of ``replay_ratio_band``, or of ``_PORTION`` steps for each robot of the source if
-# these are fewer. A source that is about to wait also gets smaller grants.
+# The smallest grant, as a fraction of min(``replay_ratio_band``, ``_PORTION`` · number of robots of the source). The
+# exception: a source with at most one step left for each robot also gets smaller grants.
 _WORTH_A_MESSAGE = 0.25
 _START_TIME = 10.0  # seconds after the first join; usually all simulators of a run have joined by then
 
@@ -27,8 +27,8 @@ class FreeRunning(Scheduler):
     """Stores Steps on arrival, makes at most one update per :meth:`learn`, and grants steps within the replay ratio.
 
     Attributes:
-        equal_shares: whether the sources get equal shares of the steps. A replay of a recording that
-            version 0.1.0 made sets this to false.
+        equal_shares: whether the sources get equal shares of the steps. The replay of a recording from version 0.1.0
+            sets this attribute to false.
     """
 
     equal_shares = True
@@ -45,7 +45,7 @@ class FreeRunning(Scheduler):
         if not core.env_steps and not core.updates and core.config.learner.start_from is None:
             log.warning(
                 "policy server %s: the learner replaces version %d with untrained weights; "
-                "to begin with a policy, set learner.start_from",
+                "to train an existing policy further, set learner.start_from",
                 peer.name,
                 held,
             )
@@ -157,10 +157,11 @@ def _equalize(shares: Mapping[str, int], room: Mapping[str, int], free: int, mis
 
 
 def _level(rows: Sequence[tuple[int, int]], free: int) -> int:
-    """The lowest level at which the rows together take at least ``free`` steps. A level is a target for all shares.
+    """Return the lowest level at which all rows together take at least ``free`` steps.
 
-    At a level, a row (share, room) takes level - share steps, but at least 0 and at most ``room``. If all rows together
-    have too little room, the result is the level at which every row takes its whole room.
+    A level is one target for all shares. At a level, a row (share, room) takes level - share steps, but at least 0 and
+    at most ``room``. If all rows together have too little room, the result is the lowest level at which every row takes
+    its whole room.
     """
     level = used = rising = 0
     for at, change in sorted([(share, 1) for share, _ in rows] + [(share + room, -1) for share, room in rows]):

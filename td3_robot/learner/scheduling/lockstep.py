@@ -1,10 +1,10 @@
 """Lock-step: rounds with one Step from every source, snapshots between rounds, and rollback to the newest snapshot.
 
-A snapshot is one consistent state of the whole run. To take one, the Throttles at the end of a round ask every
-simulator for its state. Each simulator sends its state before its next Step. The learner processes the next round only
-after all states have arrived and are saved. A snapshot needs no state of the policy server: the server holds only
-weights, and computes its noise from the seed and the Step. When a simulator dies, every process returns to the newest
-snapshot and repeats the same steps.
+A snapshot is one consistent state of the whole run. To take a snapshot, the learner sends Throttles that ask every
+simulator for its state. The learner sends them at the end of a round. Each simulator sends its state before its next
+Step. The learner processes the next round only after all states have arrived and are saved. A snapshot needs no state
+of the policy server: the server holds only weights, and computes its noise from the seed and the Step. When a simulator
+dies, every process returns to the newest snapshot and repeats the same steps.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 class State(Enum):
     """The phase of a round, with its meaning."""
 
-    GATHERING = "waits until enough sources can start the round"
+    GATHERING = "the learner waits until enough sources can start the round"
     STEPPING = "the sources make the Step of the round"
     SNAPSHOT = "the sources send their states and make the Step of the round"
     SAVING = "all states have arrived; the snapshot is not yet saved"
@@ -63,7 +63,7 @@ class LockStep(Scheduler):
         self.rounds = 0
         self._sources = core.sources
         self._needed = core.config.simulators
-        self._saved: dict[str, bytes] = {}  # simulator states of the newest snapshot; empty before the first
+        self._saved: dict[str, bytes] = {}  # simulator states of the newest snapshot; empty before the first snapshot
         self._arriving: dict[str, bytes | None] = {}  # simulator states of the unfinished snapshot; None until received
 
     def _enter(self, state: State) -> None:
@@ -90,7 +90,7 @@ class LockStep(Scheduler):
     def source_left(self, source: Source) -> None:
         if source.name in self._arriving:
             self._arriving = {}
-            if self.core.done:  # no round follows to repeat the snapshot, so go back to the newest snapshot
+            if self.core.done:  # no round follows, so no new snapshot is possible: go back to the newest saved snapshot
                 self._enter(State.ROLLBACK)
             else:
                 self._snapshot_requested = True  # try again at the end of the current round
@@ -106,8 +106,8 @@ class LockStep(Scheduler):
         if source.returning or (step.sequence > due and source.answered):
             self.counters["set_back"] += 1  # the source sent this Step before the rollback
         elif step.sequence < due:
-            # The learner has already processed this Step. After a restart, the assembler needs this Step to make a
-            # transition from it and the next Step.
+            # The learner has already processed this Step. If the learner has restarted since then, its assembler has
+            # lost this Step. Without this Step, the assembler cannot make a transition to the next Step.
             source.assembler.add(step)
         else:
             source.queue.append(step)

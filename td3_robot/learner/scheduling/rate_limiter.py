@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class RateLimiter:
-    """Keeps ``lead = ratio · (env_steps - start) - (updates - offline)`` in [0, band], in updates.
+    """Keeps ``lead = ratio · (env_steps - start) - (updates - offline)`` between 0 and ``band`` updates.
 
     The lead is the number of updates that are due. The learner waits when the lead is below 1, so it never makes more
     updates than the ratio allows. The simulators wait when the lead reaches ``band``. At the start of the run, they
@@ -40,11 +40,12 @@ class RateLimiter:
     def steps_allowed(self, updates: int, overshoot: int = 0) -> int:
         """The total number of environment steps at which the simulators must wait.
 
-        After the offline updates, at least one update is due at this number of steps, unless the number is ``total``.
+        When the simulators have made this number of steps, at least one update is due. The exception: after
+        ``total`` steps, possibly no update is due.
 
         Args:
-            overshoot: steps that the simulators can make beyond the limit, because the robots of one process step
-                together. A larger overshoot lowers the limit.
+            overshoot: steps that the simulators can make beyond the limit, because all robots of one process make
+                their steps at the same time. A larger overshoot lowers the limit.
         """
         if updates < self.offline:
             return 0

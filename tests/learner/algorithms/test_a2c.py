@@ -31,8 +31,9 @@ def episode(rng: np.random.Generator, steps: int) -> Batch:
 @pytest.mark.parametrize(
     ("last", "expected"),
     [
-        (0.5, [3.75, 5.5, 7.0]),  # truncated, from the back: 3 + 0.5·8 = 7; 2 + 0.5·7 = 5.5; 1 + 0.5·5.5 = 3.75
-        (0.0, [2.75, 3.5, 3.0]),  # terminated: 3; 2 + 0.5·3 = 3.5; 1 + 0.5·3.5 = 2.75
+        # The comments give the returns in reverse order, from the last step to the first.
+        (0.5, [3.75, 5.5, 7.0]),  # a truncated episode: 3 + 0.5·8 = 7; 2 + 0.5·7 = 5.5; 1 + 0.5·5.5 = 3.75
+        (0.0, [2.75, 3.5, 3.0]),  # a terminated episode: 3; 2 + 0.5·3 = 3.5; 1 + 0.5·3.5 = 2.75
     ],
 )
 def test_returns_match_a_hand_calculation(last: float, expected: list[float]) -> None:

@@ -1,4 +1,4 @@
-"""Compares the plain TD3 and its engine with Stable-Baselines3 and with hand calculations.
+"""Compares the plain TD3, and the engine FastTD3, with Stable-Baselines3 and with hand calculations.
 
 O, A and B are the sizes of an observation, an action and a batch.
 """
@@ -40,7 +40,7 @@ def test_policy_and_targets_change_only_at_the_delayed_step(kind: Any) -> None:
         np.testing.assert_allclose(targets[name], moved, atol=1e-8)
 
 
-def test_only_discount_0_removes_the_value_of_the_next_observation(kind: Any) -> None:
+def test_the_next_observation_has_no_effect_only_if_the_discount_is_0(kind: Any) -> None:
     (batch,) = batches(1, seed=3)
     elsewhere = batch._replace(next_observation=batch.next_observation + 1)
     for on, same in ((torch.zeros(B, 1), True), (torch.ones(B, 1), False)):

@@ -17,7 +17,7 @@ from td3_robot.learner.checkpointing import checkpoint
 ARRAYS = {"a": np.arange(6, dtype=np.float32).reshape(2, 3), "b": np.array([1, 2], np.uint8)}
 
 
-def test_a_checkpoint_reads_back_equal_and_old_checkpoints_are_removed(tmp_path: Path) -> None:
+def test_a_saved_checkpoint_loads_unchanged_and_old_checkpoints_are_removed(tmp_path: Path) -> None:
     for steps in (1, 20, 300):
         checkpoint.save(tmp_path, steps, ARRAYS, {"steps": steps, "text": "ü"}, keep=2)
     assert sorted(path.name for path in tmp_path.iterdir()) == [
@@ -34,7 +34,7 @@ def test_a_checkpoint_reads_back_equal_and_old_checkpoints_are_removed(tmp_path:
     )
 
 
-def test_a_failed_write_names_the_file_and_keeps_the_previous_checkpoint(tmp_path: Path) -> None:
+def test_a_failed_write_keeps_the_previous_checkpoint_and_the_error_names_the_file(tmp_path: Path) -> None:
     """The system lets the process write only 1,000 bytes to a file. The second checkpoint is longer."""
     before = checkpoint.save(tmp_path, 1, ARRAYS, {}, keep=1)
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -68,9 +68,9 @@ def test_an_older_checkpoint_is_loaded_if_the_newest_checkpoint_is_damaged(
 
 
 def test_a_changed_bit_is_found_or_has_no_effect(tmp_path: Path) -> None:
-    """The test flips one bit of each byte, one at a time.
+    """For each byte of the file, the test flips one bit of this byte and leaves all other bytes unchanged.
 
-    The header holds the scalars and the arrays' names, types and shapes.
+    These bytes include the header, which holds the scalars, and the name, type and shape of each array.
     """
     path = checkpoint.save(tmp_path, 1, ARRAYS, {"updates": 2300, "text": "ü", "rate": 1e-3}, keep=1)
     whole = path.read_bytes()
@@ -81,7 +81,7 @@ def test_a_changed_bit_is_found_or_has_no_effect(tmp_path: Path) -> None:
             found, values = checkpoint.load(path)
         except BundleError:
             continue
-        # An undetected change affects only spaces in the header, or the spelling of an equal value.
+        # An undetected change is in a part of the header that ``load`` ignores, for example in the key ``format``.
         assert values == scalars
         assert {name: (array.dtype, array.tolist()) for name, array in found.items()} == {
             name: (array.dtype, array.tolist()) for name, array in arrays.items()
@@ -135,7 +135,7 @@ def test_resuming_is_an_error_if_all_checkpoints_are_damaged(tmp_path: Path) -> 
 
 
 def test_the_checkpoint_just_saved_is_kept(tmp_path: Path) -> None:
-    """A learner rolls back from step 300 and then saves at step 120. It keeps the new file, not that of step 300."""
+    """A learner rolls back from step 300 and then saves at step 120. It keeps the file of step 120."""
     checkpoint.save(tmp_path, 300, ARRAYS, {}, keep=1)
     saved = checkpoint.save(tmp_path, 120, ARRAYS, {}, keep=1)
     assert list(tmp_path.iterdir()) == [saved]

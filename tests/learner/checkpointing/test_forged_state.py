@@ -1,4 +1,4 @@
-"""A saved state whose hash is right may still have wrong values. The parts of the learner refuse them."""
+"""A saved state can have wrong values although its hash is right. Each part of the learner refuses wrong values."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def columns() -> list[Any]:
         (buffer, "rows", np.zeros((ROWS - 1, 10), np.float32), "the rows are"),
         (buffer, "rows", np.zeros((ROWS, 1), np.float32), "the rows are"),
         (buffer, "rows", np.zeros((ROWS, 10), np.float64), "the rows are"),
-        (buffer, "capacity", 11, "the capacity is 11"),
+        (buffer, "capacity", 11, "the saved capacity is 11"),
         (buffer, "total_added", -4, "total_added is -4"),
         (prioritised, "priorities", np.ones(ROWS - 1), "the priorities must be"),
         (prioritised, "priorities", np.array([1, 1, np.nan, 1]), "the priorities must be"),

@@ -36,7 +36,7 @@ def test_a_learner_with_a_successor_saves_nothing_more(world: World, tmp_path: P
     assert [path.name for path in (tmp_path / "checkpoint").iterdir()] == ["checkpoint-000000000000.safetensors"]
 
 
-def test_a_learner_that_could_not_write_its_text_still_saves(
+def test_a_learner_that_could_not_mark_its_run_folder_still_saves(
     world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A learner marks its run folder with a random text. A later learner replaces this text.
@@ -56,13 +56,13 @@ def test_a_learner_that_could_not_write_its_text_still_saves(
     monkeypatch.undo()
     saver.finish()
     assert list((tmp_path / "checkpoint").iterdir())
-    assert "No space left on device; this learner cannot notice another learner" in caplog.text
+    assert "No space left on device; this learner cannot notice if another learner continues the run" in caplog.text
 
 
 def test_the_error_for_the_last_checkpoint_has_the_errno_of_its_cause(
     world: World, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The folder is missing, so the errno is ENOENT. With ENOSPC, the user would get advice for a full disk."""
+    """With the errno ENOSPC, users get advice for a full disk. Here the folder is missing, so the errno is ENOENT."""
     world.join(world.peer("simulator", "sim-0", robots=1))
     saver, counters = make_saver(world, tmp_path)
     with pytest.raises(OSError, match="the last checkpoint could not be saved") as raised:

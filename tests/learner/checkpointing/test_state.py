@@ -52,8 +52,9 @@ def test_a_restarted_learner_equals_a_learner_that_was_never_killed(
     """The learner saves a checkpoint after ``saved`` Steps. It is killed after ``killed`` Steps, and restarts.
 
     If ``saved`` is None, there is no checkpoint. Each Step after Step 0 gives three rows, or two rows if one robot
-    starts an episode. The buffer holds 30 rows, and the learner can store more rows after its checkpoint. Then it can
-    overwrite the rows of Step 20, which have the greatest reward, but the restarted learner must know this reward.
+    starts an episode. The buffer holds 30 rows. The rows of Step 20 have the greatest reward. In the last case, the
+    learner stores so many rows after its checkpoint that they overwrite the rows of Step 20. The restarted learner must
+    still know the greatest reward.
     """
     random = np.random.default_rng(5)
     steps = []
@@ -104,7 +105,7 @@ def test_a_restarted_learner_equals_a_learner_that_was_never_killed(
     assert again.training.experience.replay.rows.tobytes() == straight.training.experience.replay.rows.tobytes()
 
 
-def test_recordings_in_the_replay_file_are_not_read_twice(
+def test_recordings_are_not_stored_again_if_the_replay_file_holds_them(
     spec: RobotSpec, make_step: Callable[..., Step], tmp_path: Path
 ) -> None:
     """The learner stops before a simulator sends a Step. It restarts with its replay file."""
@@ -220,7 +221,8 @@ def test_a_learner_with_many_options_restores_bit_exactly(spec: RobotSpec, make_
     for sequence in range(29):
         world.give(sim, step(sequence))
         world.idle(2)
-    # 29 Steps are 28 pairs; 3 of them cross the end of an episode. The replay buffer lacks the 2 incomplete returns.
+    # 29 Steps make 28 pairs of consecutive Steps. 3 pairs cross the end of an episode, so there are 25 transitions.
+    # For 2 transitions, the n-step return is incomplete, so the replay buffer holds only 23 transitions.
     assert (world.core.env_steps, len(world.core.training.experience.replay)) == (25, 23)
     arrays, scalars = state.save(world.core, world.time)
     arrays = {name: array.copy() for name, array in arrays.items()}

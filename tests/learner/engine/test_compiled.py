@@ -69,8 +69,9 @@ def test_compiled_updates_equal_plain_updates(config: LearnerConfig, threads: in
 def test_compiled_bfloat16_is_as_exact_as_plain_bfloat16(layer_norm: bool) -> None:
     """In bfloat16, plain and compiled updates differ from float32 by rounding.
 
-    The error is the norm of this difference in the means of the gradients (Adam's first moments) of all tensors. The
-    error of compiled updates is at most 1.2 times that of plain updates. With this seed, the factor is 0.8 to 0.9.
+    The test compares Adam's first moments, which are means of the gradients. The error is the norm of the difference
+    from float32, over all tensors. The error of compiled updates is at most 1.2 times the error of plain updates. With
+    this seed, the factor is 0.8 to 0.9.
     """
     config = LearnerConfig(layer_norm=layer_norm, threads=2)
     (exact, _), (plain, quick) = (pair(replace(config, precision=each), (400, 300)) for each in ("fp32", "bf16"))
@@ -143,7 +144,7 @@ def test_batch_sizes_may_change_and_nan_spreads_as_in_the_plain_engine(clip: flo
 
 @needs_compiler
 def test_the_second_thread_works_and_does_not_change_the_results() -> None:
-    """Work has two shares. The first thread computes share 0. Whichever thread is free earlier computes share 1.
+    """Work has two shares. The first thread computes share 0. The thread that is free first computes share 1.
 
     With these sizes, share 0 takes so long that the second thread begins share 1 before the first thread is free.
     """
@@ -223,7 +224,7 @@ def test_wrong_compiled_code_is_not_used(monkeypatch: pytest.MonkeyPatch, caplog
         lambda self, batch, noise: right(self, batch._replace(reward=batch.reward * 1.1), noise),
     )
     assert not compiled.available()
-    assert "slower: the compiled update in fp32 differs from the plain one" in caplog.text
+    assert "slower: the compiled update in fp32 differs from the plain update" in caplog.text
 
 
 @pytest.mark.usefixtures("forgets")

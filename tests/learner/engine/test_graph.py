@@ -1,4 +1,4 @@
-"""Tests updates in CUDA graphs. On the CPU, a stand-in for the capture runs the work without a graph."""
+"""Tests updates in CUDA graphs. On the CPU, a stand-in replaces the capture, so the work runs without a graph."""
 
 from __future__ import annotations
 
@@ -83,8 +83,10 @@ def test_captured_updates_equal_plain_updates(
 ) -> None:
     """One graph updates the policy, and one does not. If every update changes the policy, there is only one graph.
 
-    A round has ``policy_delay`` updates. The first launch comes after one round. With ``policy_average`` 0.5, it comes
-    after 1/0.5 + 1 = 3 rounds. With ``critics_first`` 6, it comes after 6 updates.
+    A round has ``policy_delay`` updates. The first launch comes after one round. With ``critics_first`` 6, the first
+    launch comes after 6 updates. With ``policy_average`` 0.5, the average moves towards the actor by the fraction 1
+    in round 1, and by 1/2 in round 2. From round 1/0.5 = 2 on, this fraction is constant. The first launch comes one
+    round later, after 3 rounds.
     """
     recorder = Recorder()
     if device.type == "cpu":

@@ -1,4 +1,4 @@
-"""Compares the engine with the plain TD3, two threads with one thread, and bfloat16 with float32."""
+"""Three comparisons: the engine and the plain TD3; two threads and one thread; bfloat16 and float32."""
 
 from __future__ import annotations
 
@@ -42,19 +42,19 @@ def test_the_engine_equals_the_plain_algorithm_in_float64(
         torch.testing.assert_close(torch.cat(list(errors), 1).cpu().double(), torch.cat(expected, 1), atol=1e-4, rtol=0)
     # float32 has 24 significant bits, so rounding changes a value by up to 6e-8 of its size. Adam divides a gradient by
     # its size, so a relative error of about 1e-6 in a gradient moves a weight by learning_rate * 1e-6. The error is
-    # larger only for gradients near ε = 1e-8: rounding can change their sign, and so the direction of Adam's first
-    # step. After many steps, the input of some ReLU is so close to 0 that the order of a sum decides its sign. One
-    # sample then counts in the gradient of the engine or of the float64 algorithm, but not in both. This changes a mean
-    # of gradients by about 3e-5. 25 steps of 1e-3 move a weight by up to 0.025. The tolerance of 5e-5 is 500 times
-    # smaller, so the test finds a wrong update.
+    # larger only for gradients near ε = 1e-8: rounding can change the sign of such a gradient. Adam's first step then
+    # has the opposite direction. After many steps, some ReLU has an input so close to 0 that rounding decides the sign
+    # of this input. One sample then counts only in the gradient of the engine, or only in the gradient of the float64
+    # algorithm. This changes a mean of gradients by about 3e-5. 25 steps of 1e-3 move a weight by up to 0.025. The
+    # tolerance of 5e-5 is 500 times smaller, so the test finds a wrong update.
     near, close = (5e-6, 2e-6) if count <= 2 else (5e-5, 1e-4)
     assert distance(weights_of(engine), weights_of(exact.td3)) < near
     assert distance(weights_of(engine, "target"), weights_of(exact.td3, "target")) < near
     for name, tensor in engine.actor_tensors(averaged=True).items():
         np.testing.assert_allclose(tensor, exact.td3.actor_tensors(averaged=True)[name], atol=near)
     assert distance(weights_of(engine), start) > 2e-4
-    # Adam's steps do not depend on the scale of a gradient, but its moments do. So only the moments show a wrong scale.
-    # Here the moments are at most about 1.
+    # The scale of a gradient changes Adam's moments, but not Adam's steps. So only the moments show a wrong scale. Here
+    # the moments are at most about 1.
     for moment in ("adam_mean", "adam_square"):
         expected_moments = weights_of(exact.td3, moment)
         for name, value in weights_of(engine, moment).items():
@@ -122,7 +122,7 @@ def test_bfloat16_stays_near_float32(kind: Any, layer_norm: bool) -> None:
     assert pi_error < 0.05
 
 
-def test_a_state_of_any_device_continues_on_the_cpu(device: torch.device) -> None:
+def test_training_that_began_on_any_device_continues_on_the_cpu(device: torch.device) -> None:
     there, here = FastTD3(O, A, (24, 16), LearnerConfig(), 25, device), FastTD3(O, A, (24, 16), LearnerConfig(), 26)
     stream = batches(4, seed=27)
     for batch in stream[:3]:
@@ -131,7 +131,7 @@ def test_a_state_of_any_device_continues_on_the_cpu(device: torch.device) -> Non
     assert torch.equal(there.draw_noise(B).cpu(), here.draw_noise(B))
     there.learn(stream[3])
     here.learn(stream[3])
-    assert distance(weights_of(there), weights_of(here)) < 2e-6  # devices add in different orders
+    assert distance(weights_of(there), weights_of(here)) < 2e-6  # each device adds numbers in its own order
 
 
 def test_the_learning_rate_can_be_a_tensor() -> None:

@@ -76,12 +76,15 @@ def test_demonstrations_have_a_separate_buffer_and_a_share_of_each_batch(
         batch = experience.take()
         assert batch.observation.shape == (4, 3)
         assert {int(number) + 1 for number in batch.observation[2:, 0]} <= set(OPERATED[:-1])
-    if n_step == 3:  # no row ends after Step 28, because the operator chose its action, but not that of Step 29
+    # The last row ends at Step 28: the operator chose the action of Step 28, but not the action of Step 29.
+    if n_step == 3:
         demonstrations = parts["demonstrations"].state()[0]["rows"]
         assert demonstrations[:, -3].max() == OPERATED[-2]
 
 
-def test_recorded_transitions_of_an_operator_count_as_stored(spec: RobotSpec, make_step: Callable[..., Step]) -> None:
+def test_prefill_also_counts_the_recorded_transitions_of_an_operator(
+    spec: RobotSpec, make_step: Callable[..., Step]
+) -> None:
     """Six Steps give five transitions. The operator chose the actions of the last three.
 
     So only the first two are in the replay buffer. ``prefill`` also counts the three in the separate buffer.

@@ -1,4 +1,7 @@
-"""Compares n-step returns with hand calculations, and with a slow reference over episode ends, gaps and restarts."""
+"""Compares n-step returns with hand calculations and with a slow reference implementation.
+
+The Steps include episode ends, gaps and restarts.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,10 @@ from tests.learner.experience.test_transitions import ends, history
 
 
 def rows_of(rows: Rows) -> list[tuple[Any, ...]]:
-    """Return (incarnation, robot, episode, first step, last step, return R, factor) for each row. See ``history``."""
+    """Return (incarnation, robot, episode, first step, last step, return R, factor) for each row.
+
+    The first five numbers come from the observations of ``history``.
+    """
     return [
         (*map(int, o), int(o2[3]), float(r), float(d))
         for o, r, o2, d in zip(rows.observation, rows.reward, rows.next_observation, rows.discount, strict=True)
@@ -59,7 +65,7 @@ def test_returns_match_a_hand_calculation(terminates: bool) -> None:
     assert run(3, 0.5, history([[(4, terminates)]], 9, 0)) == expected
 
 
-def test_a_gap_ends_returns_without_a_termination() -> None:
+def test_a_gap_ends_rows_but_does_not_count_as_a_termination() -> None:
     """Step 3 of a long episode is lost.
 
     The row from step 0 has R = 1 + 2/2 = 2 and factor 1/4. The row from step 1 has R = 2 and factor 1/2.
@@ -73,8 +79,8 @@ def test_a_gap_ends_returns_without_a_termination() -> None:
     assert found[6] == [(0, 0, 0, 4, 7, 5 + 6 / 2 + 7 / 4, 0.125)]
 
 
-def test_the_end_of_a_recording_returns_the_incomplete_rows() -> None:
-    """The recording has Steps 0 to 2 of a long episode. Its end gives the same rows as the gap in the test above."""
+def test_incomplete_rows_are_returned_at_the_end_of_a_recording() -> None:
+    """The recording has Steps 0 to 2 of a long episode. The rows are the same as for the gap in the test above."""
     assembler, returns = Assembler(), NStep(3, 0.5, 4, 2)
     for step in history([[(100, True)]], 3, 0):
         if transitions := assembler.add(step):
@@ -89,8 +95,13 @@ def test_the_end_of_a_recording_returns_the_incomplete_rows() -> None:
     lengths=st.lists(st.integers(1, 30), min_size=1, max_size=3),
     n=st.integers(1, 5),
 )
-def test_rows_equal_those_of_a_slow_reference(data: st.DataObject, robots: Any, lengths: list[int], n: int) -> None:
-    """Each transition gives one row of up to n consecutive transitions. At the end, some rows are not complete."""
+def test_rows_equal_the_rows_of_a_slow_reference_implementation(
+    data: st.DataObject, robots: Any, lengths: list[int], n: int
+) -> None:
+    """Each transition gives one row of up to n consecutive transitions.
+
+    When the Steps end, the newest transitions still wait for the rest of their rows.
+    """
     stream = [step for number, length in enumerate(lengths) for step in history(robots, length, number)]
     kept = data.draw(st.lists(st.sampled_from([True, True, True, False]), min_size=len(stream), max_size=len(stream)))
     received = [step for step, keep in zip(stream, kept, strict=True) if keep]
@@ -125,8 +136,11 @@ def test_rows_equal_those_of_a_slow_reference(data: st.DataObject, robots: Any, 
     assert waiting <= (n - 1) * len(robots)
 
 
-def test_restored_returns_continue_bit_exactly() -> None:
-    """The test saves and restores the state after each Step except the last. The source repeats its newest Step."""
+def test_n_step_returns_continue_bit_exactly_after_a_restore() -> None:
+    """The test saves and restores the state after each Step except the last.
+
+    After each restore, the source first repeats its newest Step.
+    """
     stream = history([[(3, True), (5, False)], [(4, False)]], 20, 7)
     through = run(3, 0.9, stream)
     for cut in range(1, len(stream)):
@@ -160,7 +174,7 @@ def test_sources_are_separate() -> None:
     assert found == [0, 0, 0, 0, 1, 1, 1, 1, 1, 1]
 
 
-def test_one_step_returns_are_the_transitions(make_step: Callable[..., Step]) -> None:
+def test_with_n_1_each_row_is_a_transition(make_step: Callable[..., Step]) -> None:
     """Bit for bit, R is the reward and the factor is γ."""
     assembler, returns = Assembler(), NStep(1, 0.99, 3, 2)
     steps = [make_step(n, reward=np.array([0.1 * n], np.float32)) for n in range(3)]

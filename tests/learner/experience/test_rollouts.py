@@ -1,4 +1,7 @@
-"""Each finished episode, or piece of a very long episode, gives one rollout, unless it has a gap."""
+"""A finished episode gives one rollout. A very long episode gives one rollout for each of its pieces.
+
+An episode or piece with a gap gives no rollout.
+"""
 
 from __future__ import annotations
 
@@ -65,7 +68,8 @@ def test_a_task_without_a_time_limit_gives_batches_of_bounded_size(
     for phase in (M, M, M, T):
         world.step(phase)
     # Transition n ends at step n. Step 6 is lost, so transitions 6 and 7 are missing. A batch has LONGEST = 2
-    # transitions. So the batches of transitions 5 and 6, and of 7 and 8, are incomplete and dropped.
+    # transitions. Without the loss, one batch would have transitions 5 and 6, and the next batch 7 and 8. Now both
+    # batches are incomplete, so Rollouts drops them.
     assert world.rewards() == [[3, 4], [9, 10]]
 
 
@@ -83,7 +87,8 @@ def test_a_rollout_is_an_episode(make_step: Callable[..., Step]) -> None:
     assert (batch.action.shape, world.rollouts.ready, world.rollouts.total_added) == ((3, 2), False, 3)
     for phase in (F, M, U):
         world.step(phase)
-    assert world.rollouts.take().discount[:, 0].tolist() == [0.5, 0.5]  # the episode was truncated, so no factor is 0
+    # The episode is truncated, not terminated, so its last discount is 0.5, not 0.
+    assert world.rollouts.take().discount[:, 0].tolist() == [0.5, 0.5]
 
 
 def test_each_robot_has_its_own_episodes(make_step: Callable[..., Step]) -> None:

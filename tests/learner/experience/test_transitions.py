@@ -79,7 +79,10 @@ ends = st.lists(st.lists(st.tuples(st.integers(1, 6), st.booleans()), min_size=1
     lengths=st.lists(st.integers(1, 40), min_size=1, max_size=3),
 )
 def test_no_transition_crosses_an_episode_end_or_a_gap(data: st.DataObject, robots: Any, lengths: list[int]) -> None:
-    """The assembler joins all consecutive Steps of an episode and no others, whichever Steps are lost or repeated."""
+    """The assembler joins two Steps if they are consecutive Steps of one episode, and joins no other Steps.
+
+    Some Steps are lost or repeated.
+    """
     stream = [step for number, length in enumerate(lengths) for step in history(robots, length, number)]
     fates = data.draw(
         st.lists(st.sampled_from(["kept", "kept", "lost", "twice"]), min_size=len(stream), max_size=len(stream))

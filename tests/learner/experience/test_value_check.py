@@ -27,8 +27,8 @@ def check_of(stream: list[Step]) -> ValueCheck:
 def test_discounted_returns_match_a_hand_calculation() -> None:
     """γ is 1/2. The first episode has rewards 1, 2 and 3, and is truncated. The second has 1 and 2, and terminates.
 
-    The first return is 1 + 2/2 + 3/4 = 2.75. A critic's value of the last observation would have the weight γ³ = 1/8.
-    The second return is 1 + 2/2 = 2. Here the weight is 0, because the episode terminates.
+    ``left`` is the weight of the critic's value of the last observation. The first return is 1 + 2/2 + 3/4 = 2.75, and
+    ``left`` is γ³ = 1/8. The second return is 1 + 2/2 = 2, and ``left`` is 0, because the episode terminates.
     """
     check = check_of(history([[(3, False), (2, True)]], 7, 0))
     first, second = check.episodes
@@ -42,7 +42,7 @@ def test_discounted_returns_match_a_hand_calculation() -> None:
 
 
 def test_only_complete_episodes_count() -> None:
-    """The episodes of robots 0 and 1 have 4 and 6 transitions, which are 5 and 7 Steps.
+    """Each episode of robot 0 has 4 transitions (5 Steps). Each episode of robot 1 has 6 transitions (7 Steps).
 
     Step 2 is lost, and the source restarts later.
     """
@@ -59,9 +59,10 @@ def test_only_complete_episodes_count() -> None:
 def test_figures_of_a_known_critic_match_a_hand_calculation(normalise: bool) -> None:
     """The critic's value is always 10.
 
-    γ is 1/2. The first episode is truncated after 3 rewards. The part γ³ · 10 of the value is for the rewards after
-    that. So its expected return is 10 - γ³ · 10 = 8.75, and its observed return is 2.75. The second episode terminates:
-    its expected return is 10, and its observed return is 2. The figures are the means of both episodes.
+    γ is 1/2. The first episode is truncated after 3 rewards. The critic's value 10 also counts rewards after the
+    truncation. They make up γ³ · 10 of it. So the expected return of the first episode is 10 - γ³ · 10 = 8.75, and its
+    observed return is 2.75. The second episode terminates: its expected return is 10, and its observed return is 2. The
+    figures are the means of both episodes.
     """
     td3 = FastTD3(4, 2, (8,), LearnerConfig(), seed=1)
     td3.critics.flat.zero_()
@@ -73,7 +74,7 @@ def test_figures_of_a_known_critic_match_a_hand_calculation(normalise: bool) -> 
     assert ValueCheck(0.5).figures(td3, None) == {}
 
 
-def test_the_critic_uses_the_given_action_or_the_action_of_the_policy() -> None:
+def test_the_critic_uses_the_action_of_the_policy_if_no_action_is_given() -> None:
     """Critic and policy have one hidden unit. Q is 2 relu(s₀ + a₀), and the policy's action is tanh(0.5 relu(s₀))."""
     td3 = FastTD3(1, 1, (1,), LearnerConfig(), seed=1)
     for name, value in {"critic1.0.weight": [[1, 1]], "critic1.1.weight": [[2]]}.items():

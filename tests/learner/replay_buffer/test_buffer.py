@@ -19,7 +19,7 @@ O, A = 3, 2  # noqa: E741 - observation and action size, as in the docstrings
 
 
 def transitions(first: int, count: int) -> tuple[Any, ...]:
-    """Arguments of ``add``. The numbers of transition i are i plus a fraction, except the discount.
+    """Arguments of ``add``. In transition i, every value except the discount is i plus a fraction.
 
     Every third transition has discount 0. The others have 0.5.
     """
@@ -96,8 +96,8 @@ def test_a_restored_buffer_continues_bit_exactly(
 
 
 def test_new_rows_replace_the_oldest() -> None:
-    # The capacity is 5. The first five transitions fill the buffer. The next two replace transitions 0 and 1. Of the
-    # next twelve, 7 to 18, only the last five stay: 14 to 18.
+    # The capacity is 5. The first five transitions fill the buffer. The next two replace transitions 0 and 1. Then
+    # transitions 7 to 18 follow. Only the last five of them stay: 14 to 18.
     buffer = ReplayBuffer(5, O, A, seed=0)
     for first, count, left in ((0, 5, range(5)), (5, 2, range(2, 7)), (7, 12, range(14, 19))):
         buffer.add(*transitions(first, count))

@@ -83,7 +83,7 @@ def test_a_batch_uses_the_same_device_memory_each_time(device: torch.device) -> 
     assert len(buffer.sample(6).reward) == 6
 
 
-def test_a_state_continues_on_any_device(device: torch.device) -> None:
+def test_a_saved_state_can_be_restored_on_any_device(device: torch.device) -> None:
     random = np.random.default_rng(2)
     host = ReplayBuffer(10, O, A, seed=1)
     host.add(*transitions(random, 13))

@@ -27,7 +27,7 @@ def errors(*values: float) -> torch.Tensor:
 
 
 @given(
-    weights=st.lists(st.integers(0, 1000), min_size=1, max_size=2000),  # above 1024, the tree has two levels
+    weights=st.lists(st.integers(0, 1000), min_size=1, max_size=2000),  # above 1024 weights, the tree has two levels
     changes=st.lists(st.tuples(st.integers(0, 10**6), st.integers(0, 1000)), max_size=20),
     parts=st.lists(st.integers(0, 10**6 - 1), min_size=1, max_size=20),
 )
@@ -43,7 +43,7 @@ def test_the_tree_finds_the_same_leaf_as_a_cumulative_sum(
     total = sum(weights)
     if total:
         wanted = [part % total for part in parts]
-        found = tree.find((np.array(wanted) + 0.5) / total)  # with + 0.5, rounding cannot reach another leaf
+        found = tree.find((np.array(wanted) + 0.5) / total)  # rounding errors below 0.5 cannot change the leaf
         assert found.tolist() == np.searchsorted(np.cumsum(weights), wanted, side="right").tolist()
 
 

@@ -1,7 +1,7 @@
 """The rows of the replay buffer in a file, and the journal of these rows.
 
 Recorded rows outlive a killed process. The next process refuses a damaged journal, and a file of rows with a wrong
-size. It accepts a journal that is truncated after its header, and zeros at the end of a journal. Nothing checks the
+size. It accepts a journal that is truncated after its header, and a journal that ends with zeros. Nothing checks the
 content of the rows.
 """
 
@@ -109,8 +109,8 @@ def test_missing_rows_are_not_replaced_by_zeros(left: int | None, tmp_path: Path
         assert {each.name: each.read_bytes() for each in tmp_path.iterdir()} == before
 
 
-def test_a_missing_file_that_is_needed_is_created_only_without_recovery(tmp_path: Path) -> None:
-    """With recovery, the process raises an error and creates nothing. Without recovery, it starts without rows."""
+def test_needed_but_missing_rows_raise_an_error_only_if_recovers_is_true(tmp_path: Path) -> None:
+    """If ``recovers`` is True, File raises an error and creates nothing. If it is False, File starts without rows."""
     for _ in range(2):
         with pytest.raises(BundleError, match=r"rows.float32' has 0 bytes, and this run needs 320"):
             File(tmp_path / "replay", 8, WIDTH, needed=True)
@@ -134,7 +134,7 @@ def test_without_a_journal_the_buffer_has_the_rows_that_the_checkpoint_counts(
 ) -> None:
     """The file holds 15 rows, and the checkpoint counts the first ten of them. The journal is lost.
 
-    A journal that records fewer rows than the checkpoint counts is an error.
+    If a journal records fewer rows than the checkpoint counts, the buffer raises an error.
     """
 
     def opened() -> ReplayBuffer:
@@ -213,9 +213,10 @@ def test_another_shape_or_an_empty_journal_is_refused(tmp_path: Path) -> None:
 
 
 def test_buffers_in_memory_and_in_a_file_give_equal_batches(tmp_path: Path, rng: np.random.Generator) -> None:
-    """The test adds 131 rows to two buffers of 50 rows, so both overwrite old rows. All batches are equal bit for bit.
+    """The test adds 131 rows to each of two buffers. Both have room for 50 rows, so they overwrite old rows.
 
-    A new buffer opens the same file and restores the state of the earlier buffer. It also gives the same batch.
+    All batches are equal bit for bit. A new buffer opens the same file and restores the state of the earlier buffer. It
+    also gives the same batch.
     """
     buffers = [ReplayBuffer(50, 3, 2, 7), ReplayBuffer(50, 3, 2, 7, lambda *size: File(tmp_path / "a", *size))]
     for count in (1, 30, 30, 70):

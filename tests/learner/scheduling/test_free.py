@@ -32,7 +32,7 @@ class Fleet:
     def turn(self, pace: int = 10, **paces: int) -> None:
         """Let each simulator make the steps that the learner has granted to it, but at most ``pace``.
 
-        ``paces`` holds other limits by simulator name. A step takes 1 ms, and a turn takes 11 ms in addition.
+        ``paces`` holds other limits by simulator name. A turn takes 11 ms, plus 1 ms for each step.
         """
         for source in self.world.core.sources.live():
             for _ in range(min(paces.get(source.name, pace), source.granted - self.made[source.name])):
@@ -54,7 +54,10 @@ def fleet(request: pytest.FixtureRequest, spec: RobotSpec, make_step: Callable[.
 
 @pytest.mark.parametrize("fleet", [1, 2, 8], indirect=True)
 def test_simulators_that_start_one_after_the_other_share_the_warm_up(fleet: Fleet) -> None:
-    """A simulator starts every 20 turns, and makes up to 400 steps in that time. All start within ``_START_TIME``."""
+    """Every 20 turns, one more simulator starts. All start within ``_START_TIME``.
+
+    A simulator makes up to 400 steps in 20 turns.
+    """
     simulators = fleet.world.core.config.simulators
     for index in range(simulators):
         fleet.start(f"sim-{index}")
@@ -76,8 +79,8 @@ def test_a_late_simulator_gets_an_equal_part_from_then_on(fleet: Fleet) -> None:
     before = dict(fleet.made)
     while fleet.world.core.env_steps < 2000:
         fleet.turn()
-    # Each simulator makes about a third of 1,500 further steps. The tolerance is _PORTION, because a and b can each
-    # have a grant for that many steps when c joins.
+    # Each simulator makes about a third of 1,500 further steps. The tolerance is _PORTION: when "c" joins, "a" and "b"
+    # already have grants. Each of them can have up to _PORTION granted steps that it has not yet made.
     assert all(abs(steps - before[name] - 500) <= _PORTION for name, steps in fleet.made.items()), fleet.made
 
 
@@ -86,7 +89,9 @@ def test_a_simulator_waits_for_a_missing_simulator_only_until_the_start_time_is_
     fleet.start("a")
     for _ in range(100):  # 2 s
         fleet.turn(20)
-    assert fleet.made["a"] == 1032  # half of warm-up and replay_ratio_band, (2,000 + 64) / 2; the rest is reserved
+    # The expected number is half of the sum of warm-up and replay_ratio_band: (2,000 + 64) / 2 = 1,032. The learner
+    # reserves the other half for the missing simulator.
+    assert fleet.made["a"] == 1032
     fleet.world.time += _START_TIME
     for _ in range(100):
         fleet.turn(20)
@@ -95,7 +100,7 @@ def test_a_simulator_waits_for_a_missing_simulator_only_until_the_start_time_is_
 
 @pytest.mark.parametrize("fleet", [2], indirect=True)
 def test_a_fast_simulator_does_not_wait_for_a_slow_one(fleet: Fleet) -> None:
-    """In each turn, simulator a can make 1 step and b can make 20 steps. So 100 turns are enough for 1,900 steps."""
+    """In each turn, "a" can make 1 step, and "b" can make 20 steps. So 100 turns are enough for 1,900 steps."""
     for name in ("a", "b"):
         fleet.start(name)
     for _ in range(100):
@@ -116,4 +121,5 @@ def test_the_smallest_shares_grow_first(sources: list[tuple[int, int]], free: in
     assert all(0 <= steps[name] <= room[name] for name in shares)
     open_shares = [shares[name] + steps[name] for name in shares if steps[name] < room[name]]
     highest = max((shares[name] + steps[name] for name in shares if steps[name]), default=0)
-    assert all(share >= highest - 1 for share in open_shares)  # at most 1 below the highest share that grew
+    # A share that can still grow is at most 1 below the highest share that grew.
+    assert all(share >= highest - 1 for share in open_shares)

@@ -73,7 +73,7 @@ def test_a_run_starts_with_a_snapshot(world: World) -> None:
     assert not world.core.scheduler.snapshot_ready
     assert a_round(world, a, b, 0) == []  # the learner processes no round before the snapshot is complete
     world.give(b, saved("b", 0))
-    assert world.idle() == []  # and no round before the snapshot is saved
+    assert world.idle() == []  # the learner also processes no round before the snapshot is saved
     assert state.save(world.core, 0.0)[0]["simulator.b"].tobytes() == b"b0"
     world.core.scheduler.snapshot_saved()
     assert [(item.answers, item.save) for item in throttles(world.idle())] == [(1, 0), (1, 0)]
@@ -90,7 +90,7 @@ def test_a_requested_snapshot_is_taken_at_the_end_of_a_round(world: World) -> No
     world.give(a, saved("a", 1))  # the learner ignores the state of another round
     world.give(a, saved("a", 2))
     assert not world.core.scheduler.snapshot_ready
-    world.give(b, Bye("gone"))  # the snapshot waits for the end of the next round
+    world.give(b, Bye("gone"))  # the learner drops this snapshot, and takes a new one after the current round
     assert not world.core.scheduler.snapshot_ready
     world.join(b)
     outputs = a_round(world, a, b, 2)
@@ -223,7 +223,7 @@ def test_a_state_without_the_sent_weights_is_refused(world: World) -> None:
     assert np.array_equal(arrays["sent.1"], np.frombuffer(world.core.publisher.sent[0].payload, np.uint8))
 
 
-def test_stepping_follows_a_snapshot_and_a_lost_simulator_causes_a_rollback(world: World) -> None:
+def test_a_snapshot_leads_to_stepping_and_a_lost_simulator_leads_to_a_rollback(world: World) -> None:
     a, b, _ = begin(world)
     seen = [world.core.scheduler.state]
     for message in (saved("a", 0), saved("b", 0)):

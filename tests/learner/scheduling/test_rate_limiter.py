@@ -42,7 +42,7 @@ def test_offline_updates_come_first_and_do_not_count_in_the_ratio() -> None:
     assert limiter.done(1000, 480)  # 30 + 0.5 · 900
 
 
-def test_without_a_ratio_learner_and_simulators_run_freely() -> None:
+def test_learner_and_simulators_run_freely_without_a_ratio() -> None:
     limiter = RateLimiter(None, 8.0, 100, 1000)
     assert not limiter.updates_due(99, 0)
     assert limiter.updates_due(100, 10**9)
@@ -58,7 +58,7 @@ def test_without_a_ratio_learner_and_simulators_run_freely() -> None:
     start=st.integers(0, 50),
     eager=st.lists(st.booleans(), min_size=50, max_size=300),
 )
-def test_the_lead_stays_within_the_band_and_learner_or_simulator_can_always_continue(
+def test_learner_and_simulator_never_wait_at_the_same_time_and_the_lead_stays_within_the_band(
     ratio: float, robots: int, slack: float, start: int, eager: list[bool]
 ) -> None:
     """``eager`` is a random order of turns: True for a turn of the learner, False for a turn of the simulator."""

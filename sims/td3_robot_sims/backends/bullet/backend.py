@@ -14,7 +14,10 @@ from td3_robot_sims.backends.bullet.robots import MODELS, RobotModel, specificat
 
 
 class BulletBackend(Backend):
-    """Robots with torque-driven joints on a floor. To add robots, a package subclasses this and sets ``models``."""
+    """Robots that move on a floor and have torque-driven joints.
+
+    To add robots, a package subclasses this class and sets ``models``.
+    """
 
     models: ClassVar[Mapping[str, RobotModel]] = MODELS
     packages = ("numpy", "pybullet")
@@ -35,7 +38,7 @@ class BulletBackend(Backend):
     def gymnasium_id(self, name: str) -> str | None:
         from td3_robot_sims import gymnasium_env
 
-        # Gymnasium knows only the published robots. A package can give the name of a published robot to another robot.
+        # Gymnasium knows only the robots in MODELS. A package can give the name of such a robot to another robot.
         published = name in MODELS and self.models.get(name) is MODELS[name]
         return f"{gymnasium_env.NAMESPACE}/{name}-v0" if published else None
 

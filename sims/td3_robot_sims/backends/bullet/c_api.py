@@ -16,7 +16,7 @@ from td3_robot_sims.quiet import without_lines
 with without_lines(b"pybullet build time:"):
     import pybullet as pybullet  # other modules import it from here, to suppress its output
 
-_M_PERTURB, _ZEROS = -6, 0xFF  # with M_PERTURB set to 0xFF, glibc fills new memory with the complement, 0
+_M_PERTURB, _ZEROS = -6, 0xFF  # if M_PERTURB is 0xFF, glibc fills new memory with the complement of 0xFF: 0
 
 # Make glibc fill new memory with zeros. After a change of masses, Bullet sometimes reads memory that nothing has
 # written. Without zeros, about 1 in 100 runs of the same Humanoid simulation gives a different result. Other C

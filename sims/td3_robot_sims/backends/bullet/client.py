@@ -22,9 +22,9 @@ from td3_robot_sims.backends.bullet import c_api as b3
 from td3_robot_sims.backends.bullet.c_api import pybullet
 
 BASE = -1  # index of a body's root link
-_MAX_VELOCITIES = 128  # Bullet's limit for the velocities of a body, including six of its base
+_MAX_VELOCITIES = 128  # Bullet's largest number of velocities per body; six of them belong to the base
 _MAX_TORQUES = 4  # largest number of torques in one call of b3.set_torques()
-_JOINT_SIZES = {(0, 0), (1, 1), (2, 2), (3, 3), (4, 3)}  # (number of positions, of velocities) of each kind of joint
+_JOINT_SIZES = {(0, 0), (1, 1), (2, 2), (3, 3), (4, 3)}  # numbers of (positions, velocities) of each kind of joint
 _DOUBLE = sizeof(c_double)
 _CLOSED = "this physics world is closed, or the user closed its window"
 _CHANGES = {
@@ -91,7 +91,8 @@ class Client:
         positions: the base's x, y, z (m) and quaternion x, y, z, w, then the joints' positions (rad or m).
         velocities: the base's linear (m/s) and angular (rad/s) velocity, then the joints' velocities.
         links: 7 numbers per link: x, y, z of its centre of mass (m), and its quaternion.
-        link_velocities: 6 numbers per link: linear (m/s) and angular (rad/s); zeros unless ``look`` requests them.
+        link_velocities: 6 numbers per link: linear (m/s) and angular (rad/s) velocity. They are zeros after a call of
+            ``look`` without ``link_velocities``.
 
     Raises:
         ConfigError: ``show`` requests a window, but DISPLAY is not set (on Linux) or a window is already open.
@@ -103,7 +104,9 @@ class Client:
         if show and sys.platform == "linux" and not os.environ.get("DISPLAY"):
             raise ConfigError("render mode 'human' needs a display, and DISPLAY is not set; 'rgb_array' needs none")
         if show and _windows:
-            raise ConfigError("render mode 'human': PyBullet shows one window in a process, and one is open already")
+            raise ConfigError(
+                "render mode 'human': PyBullet shows at most one window per process, and a window is already open"
+            )
         address: int | None = b3.connect_window(0, None) if show else b3.connect()
         if not address:
             raise RuntimeError("PyBullet gave no physics client")
@@ -136,7 +139,7 @@ class Client:
         self._seen = None
         answer: int = b3.submit(handle.address, command)
         if expected is not None and b3.answer(answer) != expected:
-            raise RuntimeError(f"Bullet answered a command with {b3.answer(answer)}; {expected} was expected")
+            raise RuntimeError(f"Bullet answered a command with type {b3.answer(answer)}; type {expected} was expected")
         return answer
 
     def close(self) -> None:
@@ -166,7 +169,7 @@ class Client:
     def load(self, path: str, flags: int = 0) -> int:
         """Load an SDF, URDF or MuJoCo file with one body, and return the number of this body.
 
-        ``flags`` are PyBullet's. They have no effect on SDF files.
+        ``flags`` are the loading flags of PyBullet. They have no effect on SDF files.
         """
         handle, name = self._open(), os.fsencode(path)
         if path.endswith(".urdf"):
@@ -314,7 +317,10 @@ class Client:
         self._seen = seen
 
     def touching(self, body: int, other: int) -> list[int]:
-        """Return the links of ``body`` that touched ``other`` in the last substep, once for each point of contact."""
+        """Return the links of ``body`` that touched ``other`` in the last substep.
+
+        A link with several points of contact appears several times.
+        """
         handle = self._handle or self._open()
         command = b3.ask_contacts(handle.address)
         b3.of_body_a(command, body)
@@ -360,7 +366,7 @@ class Client:
         b3.set_size(command, width, height)
         b3.set_camera(command, (c_float * 16)(*view), (c_float * 16)(*lens))
         b3.set_renderer(command, pybullet.ER_TINY_RENDERER)
-        b3.set_shadow(command, 0)  # drawing a shadow would take half of the time
+        b3.set_shadow(command, 0)  # with a shadow, drawing would take twice as long
         self._run(handle, command, b3.PICTURE)
         image = b3.CameraImage()
         b3.picture(handle.address, byref(image))

@@ -1,6 +1,6 @@
 """Draws the floor of a picture.
 
-Bullet's software renderer could draw the floor too, but takes ten times longer for it than for a robot.
+Bullet's software renderer could draw the floor too, but for the floor it takes ten times as long as for a robot.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def draw(width: int, height: int, view: Sequence[float], lens: Sequence[float]) 
         view, lens: OpenGL's view and projection matrices, 16 numbers each, column by column.
     """
     camera = np.reshape(lens, (4, 4)).T @ np.reshape(view, (4, 4)).T
-    # A linear map turns (X, Y, 1), for a point (X, Y) of the floor, into clip coordinates (x, y, w). Invert this map.
+    # (X, Y) is a point of the floor. A linear map turns (X, Y, 1) into clip coordinates (x, y, w). Invert this map.
     floor_of = np.linalg.inv(camera[np.ix_((0, 1, 3), (0, 1, 3))]).astype(np.float32)
     x = ((np.arange(width, dtype=np.float32) + 0.5) * (2 / width) - 1)[None, :]
     y = (1 - (np.arange(height, dtype=np.float32) + 0.5) * (2 / height))[:, None]

@@ -1,7 +1,7 @@
 """Walking robots as environments: their observations, their reward, and when an episode ends.
 
-Observations equal those of ``pybullet_envs_gymnasium`` 0.6.0 with numpy 2 bit for bit. Rewards differ by less than
-1e-6, because of rounding. The robots keep these peculiarities of the package:
+Observations are equal, bit for bit, to those of ``pybullet_envs_gymnasium`` 0.6.0 with numpy 2. Rewards differ by less
+than 1e-6, because of rounding. The robots keep these peculiarities of the package:
 
 * Foot contacts are one step old. An observation holds the contacts after the previous step. They are 0 after a reset.
 * Actions are clipped to ±1 before they become torques, but the cost uses the action before clipping.
@@ -39,8 +39,8 @@ from td3_robot_sims.backends.bullet.world import World
 TARGET_X = 1000.0  # m; robots run towards this point on the x axis
 RESET_NOISE = 0.1  # rad; largest absolute position of a joint after a reset
 # A joint whose relative position is beyond ±0.99 has a cost. The package rounds the position to float32 and compares it
-# with float32(0.99). A position rounds to a larger float32 if it is above the middle between float32(0.99) and the next
-# float32. So this middle is the limit for positions in float64.
+# with float32(0.99). If a position is above the middle between float32(0.99) and the next float32, the rounded position
+# is above float32(0.99). So this middle is the limit for positions in float64.
 NEAR_LIMIT = float(np.float32(0.99)) + 2.0**-25  # near 0.99, neighbouring float32 numbers differ by 2**-24
 NEAR_LIMIT_COST = -0.1
 
@@ -143,8 +143,9 @@ class Locomotion(Environment):
         turn = self._turn
         turn[0, 0] = turn[1, 1] = cos
         turn[0, 1], turn[1, 0] = -sin, sin
-        # Do not use dot(). It gives the same bits, but releases the interpreter lock. The thread of another
-        # environment would take the lock, and this thread would wait for it much longer than the product takes.
+        # Do not use dot(). It gives the same bits, but releases the interpreter lock. Then the thread of another
+        # environment takes the lock. The thread of this environment waits for the lock much longer than the
+        # multiplication takes.
         vx, vy, vz = (turn @ velocity).tolist()
         numbers = [
             z - start_height,

@@ -47,8 +47,8 @@ class Body(NamedTuple):
     """Pose and velocity of the robot.
 
     ``x`` and ``y`` are means over all parts, in m. The floor counts as a part at 0, as in
-    ``pybullet_envs_gymnasium``. All other values are those of the torso. The height ``z`` is in m, ``roll``, ``pitch``,
-    ``yaw`` in rad, and ``velocity`` is x, y, z in m/s.
+    ``pybullet_envs_gymnasium``. All other values are those of the torso. ``z`` is the height in m. ``roll``, ``pitch``
+    and ``yaw`` are in rad. ``velocity`` holds x, y and z in m/s.
     """
 
     x: float
@@ -111,8 +111,8 @@ class World:
             parts[joint.link] = index
             if index == 0:
                 # The torso is the second part, as in ``pybullet_envs_gymnasium``: the order of the parts affects the
-                # rounding of their mean. Here, the torso is the root link. If a later link has the name "torso",
-                # the index of this link replaces BASE. The torso is then still the second part.
+                # rounding of the mean position. At first, BASE (the root link) is the torso. If a later link has the
+                # name "torso", the index of this link replaces BASE. The torso is then still the second part.
                 parts.setdefault(TORSO, BASE)
             if joint.velocity_at >= 0 and not joint.name.startswith("ignore"):
                 driven[index] = joint
@@ -158,7 +158,7 @@ class World:
 
     @functools.cached_property
     def _parts(self) -> dict[int, Part]:
-        """The loaded properties of each link with a mass, by index. Read this before the first change."""
+        """The loaded properties of each link with a mass, by index. The first access must precede the first change."""
         parts = {index: self.client.part(self._robot, index) for index in range(BASE, self._link_count)}
         return {index: part for index, part in parts.items() if part.mass > 0}
 

@@ -41,5 +41,8 @@ class DiscreteBackend(GymnasiumBackend):
     environment = "DiscreteEnvironment"
 
     def gymnasium_id(self, name: str) -> None:
-        """Return None: the task takes scores as actions, but Gymnasium's environment with this ID takes integers."""
+        """Return None, because Gymnasium's environment with the ID of this task takes other actions.
+
+        Gymnasium's environment takes integers. An action of this task is one score for each discrete action.
+        """
         del name

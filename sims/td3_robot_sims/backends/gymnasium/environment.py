@@ -22,7 +22,7 @@ from td3_robot_sims.backends.base import Environment
 _DEFAULT_PERIOD = 1 / 50  # s, for tasks that do not declare a rate
 _SUPPORTED = "supported: vectors (a Box) of floats; the limits of actions must be finite"
 SCORE_LIMIT = 10.0
-"""Largest absolute score of a discrete action. It hardly limits a policy.
+"""Largest absolute score of a discrete action. This limit hardly restricts a policy.
 
 With logits of 10 and -10, one action is e^20 times more probable than the other.
 """
