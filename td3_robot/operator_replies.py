@@ -89,9 +89,10 @@ def confirmed(bus: Bus, verb: str, reply: Reply, messages: Iterator[Message | No
 def with_faults(bus: Bus, reply: Reply) -> Reply:
     """Add the faults and emergency stops of the server and its robots to the Reply that answers a Command ``state``.
 
-    The detail of the new Reply begins with the map ``faults``. Its keys are the names of the nodes with a fault, and
-    its values are the reasons. Two more maps follow, unless they are empty. ``robots`` maps each robot to its state.
-    ``loops`` maps each robot to the rate, the jitter and the share of missed deadlines of its control loop.
+    The detail of the new Reply begins with the map ``faults``. Its keys are the names of the nodes with a fault or an
+    emergency stop, and its values are the reasons. Two more maps follow, unless they are empty. ``robots`` maps each
+    robot to its state. ``loops`` maps each robot to the rate, the jitter and the share of missed deadlines of its
+    control loop.
     """
     answers = _states(bus, reply, messages_of(bus, _ROBOTS_ANSWER))
     sources, stopped = reply.detail.get("sources"), reply.detail.get("stopped")

@@ -24,7 +24,7 @@ UInt64 = NDArray[np.uint64]
 
 MAX_CHANNELS = 4096
 """The maximum number of observation or action channels. Without this limit, a peer could exhaust a node's memory."""
-_FLOAT32_MAX = float(np.finfo(np.float32).max)
+FLOAT32_MAX = float(np.finfo(np.float32).max)
 
 
 @dataclass(frozen=True)
@@ -81,8 +81,8 @@ class RobotSpec:
             if not channel.low < channel.high:
                 return f"{shown}; low must be below high"
             # Within this limit, high - low is finite in float32, too.
-            if kind == "action" and max(abs(channel.low), abs(channel.high)) > _FLOAT32_MAX / 2:
-                return f"{shown}; actions need finite float32 limits of at most {_FLOAT32_MAX / 2:.2g}"
+            if kind == "action" and max(abs(channel.low), abs(channel.high)) > FLOAT32_MAX / 2:
+                return f"{shown}; actions need finite float32 limits of at most {FLOAT32_MAX / 2:.2g}"
         return ""
 
     @property

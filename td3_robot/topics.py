@@ -45,7 +45,10 @@ class Topic:
 
 
 RECORDER = "recorder"
-"""The link to the recorder. Monitors also get the messages that a node sends on this link. No other peer gets them."""
+"""The link to the recorder.
+
+Monitors also get the messages that a node sends on this link, except Turns. No other peer gets these messages.
+"""
 MONITOR = "monitor"
 """The link to a monitor. A monitor gets the same messages as the recorder, except Turns."""
 LISTENERS = (RECORDER, MONITOR)

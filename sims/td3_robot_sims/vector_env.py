@@ -13,13 +13,12 @@ from numpy.typing import NDArray
 from td3_robot.driver.body import Body
 from td3_robot.errors import BundleError
 from td3_robot.messages import Phase
-from td3_robot.specs import Float32
+from td3_robot.specs import FLOAT32_MAX, Float32
 from td3_robot.util.machine import available_cores
 from td3_robot_sims.backends import saved_episode
 from td3_robot_sims.backends.base import Environment, Outcome
 from td3_robot_sims.thread_pool import ThreadPool
 
-_LARGEST = float(np.finfo(np.float32).max)
 _OVER = int(Phase.TERMINATED)  # a plain integer: comparing with a Phase takes four times as long
 _SAVED = ("phase", "episode", "episode_step", "observation", "reward", "action")
 
@@ -95,7 +94,7 @@ class VectorEnvironment(Body):
 
     def _continue(self, robot: int, outcome: Outcome, action: Float32) -> None:
         observation, reward, terminated, truncated = outcome
-        if not (math.isfinite(sum(observation.tolist())) and abs(reward) <= _LARGEST):
+        if not (math.isfinite(sum(observation.tolist())) and abs(reward) <= FLOAT32_MAX):
             # The physics diverged: keep the last observation, and truncate the episode. Receivers refuse a Step with
             # numbers that are not finite, and the robot would then wait forever for an Action.
             self.not_finite += 1

@@ -31,7 +31,7 @@ class Checks:
         demands: maps the name of each check to what the check demands.
 
     Attributes:
-        wrong: for each check that found a mistake: maps the name of the check to the mistakes.
+        wrong: maps the name of each check that found a mistake to the list of its mistakes.
         made: names of the checks that the kit has reached.
     """
 

@@ -229,9 +229,12 @@ class _Examination:
         self._activate()
 
     def _expect_reply(self, check: str, reply: Reply, states: Sequence[str], stopped: bool) -> None:
-        found = (reply.state, reply.detail.get("stopped"))
-        good = reply.state in states and reply.detail.get("stopped") is stopped
-        self.checks.expect(check, good, f"the state and `stopped` are {found}; demanded: {states}, {stopped}")
+        found = reply.detail.get("stopped")
+        self.checks.expect(
+            check,
+            reply.state in states and found is stopped,
+            f"the state is {reply.state}, and `stopped` is {found}; demanded: {' or '.join(states)}, and {stopped}",
+        )
 
     def _expect_safe(self, rules: StepRules, state: str) -> None:
         """Expect only Steps with origin 4, or with origin 0 if all robots are at FIRST.

@@ -176,8 +176,8 @@ def show(report: Report, as_json: bool, lines: Callable[[Report], Iterable[str]]
     """Print a report as JSON, or as text with the machine in the first line. Return the exit code.
 
     Args:
-        report: must have the key ``machine``. If a contestant has no result, the key ``not_measured`` holds the
-            contestant's name and the reason.
+        report: must have the key ``machine``. The key ``not_measured``, if present, maps the name of each contestant
+            without a result to the reason.
         lines: returns this benchmark's part of the text.
     """
     if as_json:

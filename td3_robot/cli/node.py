@@ -29,8 +29,8 @@ VERBS = {
     "activate": "go from inactive or fault to active: the policy moves the robots",
     "deactivate": "go from active or fault to inactive: the robots apply the safe action until activate",
     "estop": "emergency stop: all robots apply the safe action until reset and activate; print which robots confirm it",
-    "reset": "end an emergency stop or a fault; the new state is inactive, or unconfigured if nobody "
-    "has configured the node",
+    "reset": "end an emergency stop or a fault; the new state is inactive, or unconfigured if the node "
+    "has never been configured",
     "load": "serve POLICY (a file, a run folder or a shipped policy) from the next action on",
     "rollback": "serve VERSION again, and refuse the weights of learners; without VERSION, go back to the newest "
     "earlier policy that a person loaded; if no person loaded an earlier policy, go back to the policy just before the "

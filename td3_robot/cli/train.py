@@ -107,6 +107,23 @@ def _parser() -> Parser:
         const="lockstep",
         help="make all runs with the same seed identical, bit for bit; a little slower",
     )
+    _add_beginning(parser)
+    override = parser.add_argument(
+        "--set", action="append", default=[], metavar="KEY=VALUE", help="override a configuration key"
+    )
+    suggest(override, lambda: (f"{key.name}=" for key in all_keys()))
+    parser.add_argument(
+        "--log-every",
+        type=real(above=True, unit="s"),
+        default=10.0,
+        metavar="S",
+        help="seconds between progress lines if the output is not a terminal (default: %(default)s)",
+    )
+    return parser
+
+
+def _add_beginning(parser: Parser) -> None:
+    """Add the options that say from what a training begins or continues, and on which machines."""
     parser.add_argument(
         "--from",
         dest="learner.recordings",
@@ -130,18 +147,6 @@ def _parser() -> Parser:
         metavar="ADDRESS",
         help="train on a Ray cluster: auto for the cluster of this machine, or HOST:PORT",
     )
-    override = parser.add_argument(
-        "--set", action="append", default=[], metavar="KEY=VALUE", help="override a configuration key"
-    )
-    suggest(override, lambda: (f"{key.name}=" for key in all_keys()))
-    parser.add_argument(
-        "--log-every",
-        type=real(above=True, unit="s"),
-        default=10.0,
-        metavar="S",
-        help="seconds between progress lines if the output is not a terminal (default: %(default)s)",
-    )
-    return parser
 
 
 def _new(options: argparse.Namespace) -> Prepared:

@@ -87,8 +87,8 @@ def precision(wanted: str, device: torch.device = CPU, *, begins: bool = False) 
 
     Args:
         begins: whether this precision is new for the run. If true, bf16 on a CPU must be faster than fp32. If false,
-            the run is resumed, and bf16 is kept without measuring: a measurement that other processes disturb could
-            make the resume fail.
+            a configured bf16 is accepted without a measurement. A measurement that other processes disturb could make
+            the resume of a run fail.
 
     Raises:
         ConfigError: ``wanted`` is bf16, and the device does not support bf16. With ``begins``, also if bf16 is not

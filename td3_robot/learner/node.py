@@ -63,7 +63,10 @@ def _learn(node: Node) -> None:
     # The file of the best policy may be newer than the checkpoint, so the mean return in this file counts, too.
     evaluations.add_earlier(best_policy.mean_return(node.run.best_file))
     if evaluations.reached:
-        log.info("a policy of an earlier process reached evaluation.target_return: see %s", node.run.best_file.name)
+        log.info(
+            "a policy of an earlier process reached evaluation.target_return; the policy is in %s",
+            node.run.best_file.name,
+        )
     saver = Saver(node, core)
     rate = RateMeter(period=0.5, smoothing=5.0)
     writer = MetricsWriter(node.run.metrics_file, node.run.tensorboard)

@@ -28,7 +28,8 @@ Frames = tuple[bytes, bytes, bytes]
 def frames(entry: Entry, message: Message, names: Names) -> Iterator[Frames]:
     """Yield frames for each topic of :func:`by_topic` that has numbers.
 
-    In PlotJuggler, a path ends with the field and the channel, for example ``sim-0/step/observation/height``.
+    In PlotJuggler, the path of a channel ends with the field and the channel, for example
+    ``sim-0/step/observation/height``.
     """
     time = f"{entry.received * 1e-9:.6f}".encode()
     for topic, values in by_topic(entry, message, names):

@@ -189,7 +189,8 @@ class Takeovers:
 
         Args:
             action: float32[N, A], the policy's actions; changed in place.
-            safe: float32[N, A], the safe action, for robots whose operator is silent or has left.
+            safe: float32[N, A], the safe action, for robots whose operator is silent, has left, or has not
+                sent an action yet.
         """
         operated: dict[str, str] = {}
         for (source, robot), takeover in self.held.items():

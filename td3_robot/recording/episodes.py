@@ -92,7 +92,8 @@ class Episodes:
     """Splits the Steps of any number of sources into episodes, with the learner's rules for consecutive Steps."""
 
     def __init__(self) -> None:
-        # Number of Steps that belong to no transition, summed over the robots. No Episode contains such a Step.
+        # For each robot, the number of Steps that belong to no transition and to no Episode of this robot; summed over
+        # the robots.
         self._alone = 0
         self._assemblers: dict[str, Assembler] = {}
         self._open: dict[tuple[str, int], list[Step]] = {}
@@ -121,7 +122,8 @@ class Episodes:
     def lost(self) -> Counter[str]:
         """Counts of ``missed`` Steps, ``gaps`` (places with missed Steps), ``late`` Steps and ``alone`` Steps.
 
-        An ``alone`` Step belongs to no transition. ``alone`` is the number of these Steps, summed over the robots.
+        For a robot, a Step is ``alone`` if the Step belongs to no transition of this robot. ``alone`` is the number of
+        these Steps, summed over the robots.
         """
         total = Counter(alone=self._alone)
         for assembler in self._assemblers.values():

@@ -113,8 +113,8 @@ def text(report: dict[str, Any], source: Path, target: Path) -> str:
         return printable("\n".join(lines))
     if report["bytes_not_read"]:
         lines.append(
-            f"lost: the last {report['bytes_not_read']} bytes of the file, and all data that the recorder had not yet "
-            "written when it stopped"
+            f"lost: the last {report['bytes_not_read']} bytes of the file, and all data that the recorder has not "
+            "written to the file"
         )
     lines += [f"lost: {count} messages of {name}" for name, count in report["missing"].items()]
     if not report["index_known"]:

@@ -160,6 +160,7 @@ class Supervisor:
             if watch(self.statuses()) is False:
                 self._interrupts += 1
         self._stop_all()
+        self._await_last_reports()
         watch(self.statuses())
         return exit_code_of(self.signal or signal.SIGINT) if self._interrupts else self._exit_code
 
@@ -245,11 +246,6 @@ class Supervisor:
             self._stop([child for child in self.children if child.row.ends_run], *_STOP_STEPS[0])
         for number, timeout in _STOP_STEPS:
             self._stop(self.children, number, timeout)
-        names = {child.name for child in self.children}
-        deadline = time.monotonic() + _LAST_REPORT
-        # A process sends Bye after its last report. A killed process sends no Bye.
-        while any(peer.name in names for peer in self.bus.peers("supervisor")) and time.monotonic() < deadline:
-            self._listen(_LISTEN)
         for child in self.children:
             self._collect(child)
 
@@ -285,6 +281,19 @@ class Supervisor:
         """Wait for the last report of a process that ended with code 0. It may arrive after the process has ended."""
         deadline = time.monotonic() + _LAST_REPORT
         while child.state is not ChildState.FINISHED and not self._interrupts and time.monotonic() < deadline:
+            self._listen(_LISTEN)
+
+    def _await_last_reports(self) -> None:
+        """Wait until each process that has reported has also sent its Bye, which comes after its last report.
+
+        A killed or crashed process sends no Bye. So the wait has a limit, and another request to stop ends it.
+        """
+        reported = {(child.name, child.incarnation) for child in self.children if child.status}
+        interrupts, deadline = self._interrupts, time.monotonic() + _LAST_REPORT
+        self._listen(_LISTEN)
+        while self._interrupts == interrupts and time.monotonic() < deadline:
+            if not any((peer.name, peer.hello.incarnation) in reported for peer in self.bus.peers("supervisor")):
+                return
             self._listen(_LISTEN)
 
     def _listen(self, timeout: float) -> None:

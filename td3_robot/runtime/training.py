@@ -102,7 +102,8 @@ def _report_losses(supervisor: Supervisor, progress: Progress) -> int:
     if skipped := count("evaluations_skipped") + count("evaluations_pending"):
         progress.say(f"{skipped} evaluations during training were skipped or came too late; see the evaluator's log")
     if missed := count("missed"):
-        progress.say(f"{missed} published Steps never reached the learner; received Steps have {count('gaps')} gaps")
+        gaps = count("gaps")
+        progress.say(f"{missed} published Steps never reached the learner; the received Steps have {gaps} gaps")
     return missed
 
 

@@ -17,13 +17,12 @@ from numpy.typing import NDArray
 
 from td3_robot.config.section import Finite, Positive, Section
 from td3_robot.errors import ConfigError
-from td3_robot.specs import Channel, Float32, RobotSpec
+from td3_robot.specs import FLOAT32_MAX, Channel, Float32, RobotSpec
 from td3_robot.util.text import did_you_mean
 
 Range = tuple[Finite, Finite]
 OutOfLimit = Literal["clamp", "stop"]
 _RESET_TIMEOUT_S = 30.0
-_LARGEST = float(np.finfo(np.float32).max)
 
 
 class SafetyConfig(Section, frozen=True):
@@ -192,7 +191,7 @@ def joined(
 
 def _range(channels: Sequence[Channel], end: str) -> Float32:
     # An unbounded channel gets the largest finite number, because infinity is not a valid observation.
-    bounds = [max(-_LARGEST, min(_LARGEST, getattr(channel, end))) for channel in channels]
+    bounds = [max(-FLOAT32_MAX, min(FLOAT32_MAX, getattr(channel, end))) for channel in channels]
     return np.array(bounds, np.float32)
 
 

@@ -31,9 +31,9 @@ kept LifecycleChanges, because a monitor must show the state of every node.
 _MOST = 1024  # maximum number of messages that wait for the next send, or for a recorder that is not connected
 _MOST_BYTES = 1 << 25  # maximum size of the gathered messages; a policy can have several MB
 _RESEND_S = 2.0
-"""If a recorder restarts, it can still get the messages of this many seconds.
+"""For a recorder that restarts, a tap keeps each sent message for this many seconds.
 
-The tap keeps the messages that it has sent, and gathers new messages.
+After the loss of the recorder, the tap also gathers new messages for this many seconds.
 """
 _RESEND_BYTES = 1 << 22
 GATHERED_S = 0.1

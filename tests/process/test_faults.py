@@ -206,6 +206,7 @@ def test_resets_of_two_seconds_cause_no_fault_although_the_deadline_is_200_ms(
         before = robot.log("server.log").count("active -> fault")
         ready = robot.wait_for("ready", reset)
         good += robot.log("server.log").count("active -> fault") == before
+        assert "did not come back from its reset" not in robot.log("server.log")
         assert ready == reset + 1  # no action during the reset
         assert robot.record()[reset - 1] == SAFE
         if good == 2:

@@ -191,7 +191,13 @@ def test_recorder_joins_and_leaves_a_running_training(
     recorder = command("record", "by-hand.mcap", "--run", "run", "--attach", "notes.txt", "--weights-every", "1")
     recorder.wait_for("recording")
     recorded = tmp_path / "by-hand.mcap"
-    run.until("100 Steps", lambda: topics(recorded).get("sim-0/step", {"count": 0})["count"] > 100)
+
+    def complete() -> bool:
+        found = topics(recorded)
+        named = {"sim-0/step", "policy/action", "learner/weights"} <= found.keys()
+        return named and found["sim-0/step"]["count"] > 100
+
+    run.until("a recording of all nodes", complete)
     recorder.interrupt()
     assert recorder.finish() == 130, recorder.output()
     run.interrupt()

@@ -39,8 +39,8 @@ def test_second_server_and_second_driver_are_refused(robot: Robot, monkeypatch: 
     second = robot.serve(log="second.log")
     assert second.wait(120) == 2
     assert "is busy: another process serves it" in robot.log("second.log")
-    # A driver applies the safe action when the server has been silent for HOLD_OFF seconds. The second driver must
-    # apply no action, even if the refusal comes late.
+    # Before its Welcome, a driver applies the safe action if the server is silent for HOLD_OFF seconds. This driver
+    # must apply no action, even if the refusal comes late.
     monkeypatch.setenv("HOLD_OFF", "60")
     words = (str(DRIVER), "impostor", "fault", str(EXAMPLE), "--config", "driver.yaml")
     impostor = robot._start("impostor.log", *words)

@@ -42,8 +42,8 @@ LOCKSTEP = (
 )
 """Options of the compared runs. The replay buffer is full after 700 of the 2,400 steps, so the runs overwrite rows.
 
-While four evaluations wait, the learner skips each further evaluation. These runs make only a few evaluations, so the
-learner skips none.
+While four evaluations wait, the learner skips each further evaluation. These runs make five evaluations, so the learner
+can skip at most the last. The comparison leaves out what depends on this.
 """
 
 

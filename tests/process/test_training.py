@@ -516,7 +516,7 @@ FP32 = ("--set", "learner.precision=fp32", "--set", "learner.threads=2")  # ``au
             ("train", "cartpole_a2c", "--set", "learner.replay_ratio=2"),
             "learner.replay_ratio is 2.0; 'a2c' does not use it, so it must be 1.0",
         ),
-        (("train", "cartpole_a2c", "--set", "learner.learning_starts=9"), "with 'a2c' it must be 0"),
+        (("train", "cartpole_a2c", "--set", "learner.learning_starts=9"), "with 'a2c', learning_starts must be 0"),
         (("train", "cartpole_a2c", "--set", "exploration.noise=0.5"), "which draws its actions itself"),
         (
             ("train", "cartpole_a2c", "--set", "evaluation.target_return=1"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import signal
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,6 +13,7 @@ from typing import Any
 import pytest
 
 from td3_robot.config.schema import Config
+from td3_robot.core_types import Input, Peer
 from td3_robot.messages import Status
 from td3_robot.runtime.child import Child, ChildState
 from td3_robot.runtime.hosts import Hosts, NoRoomError, Start
@@ -21,6 +23,7 @@ from td3_robot.runtime.progress import Progress
 from td3_robot.runtime.run_folder import RunFolder
 from td3_robot.runtime.supervisor import Supervisor
 from td3_robot.runtime.training import train
+from td3_robot.transport import link as handshake
 
 
 class OneLostHost(Hosts):
@@ -56,6 +59,72 @@ def test_the_loss_of_a_host_counts_as_one_death(tmp_path: Path) -> None:
     supervisor._add_joined()
     assert hosts.started == [1]
     assert supervisor.restarts == {"sim-0": 1}
+
+
+class LateProcess:
+    """A bus of the supervisor with one client. The client's last Status comes after ``late`` turns, then its Bye.
+
+    If ``bye`` is false, the client sends no Bye.
+    """
+
+    def __init__(self, late: int, *, bye: bool) -> None:
+        hello = handshake.hello("simulator", "sim-0", client=1, incarnation=3, robots=1)
+        self.peer = Peer("supervisor", b"sim-0", hello, {})
+        self.turns = 0
+        self._late, self._bye = late, bye
+
+    def receive(self, timeout: float) -> list[Input]:
+        del timeout
+        self.turns += 1
+        return [(self.peer, status("last"))] if self.turns == self._late else []
+
+    def peers(self, link: str) -> list[Peer]:
+        assert link == "supervisor"
+        return [] if self._bye and self.turns > self._late else [self.peer]
+
+
+def status(text: str) -> Status:
+    return Status("sim-0", "ready", text, {}, {})
+
+
+def stopped(tmp_path: Path, bus: LateProcess) -> tuple[Supervisor, Child]:
+    """A supervisor whose only process has sent one report and has ended."""
+    run = RunFolder.create(tmp_path / "run", Config())
+    simulator = Process("sim-0", ProcessRow(module="sims"))
+    hosts = Hosts(run.path)
+    supervisor = Supervisor(run, Config(), [simulator], list[str]().append, hosts)
+    child = Child(simulator, run, hosts)
+    child.incarnation, child.status = 3, status("earlier")
+    supervisor.children, supervisor.bus = [child], bus  # type: ignore[assignment]
+    return supervisor, child
+
+
+def test_after_a_stop_the_supervisor_listens_until_the_bye_of_each_process(tmp_path: Path) -> None:
+    bus = LateProcess(20, bye=True)
+    supervisor, child = stopped(tmp_path, bus)
+    supervisor._await_last_reports()
+    assert child.status
+    assert (child.status.detail, bus.turns) == ("last", 21)
+
+
+def test_the_supervisor_does_not_wait_for_the_bye_of_an_earlier_incarnation_or_of_a_starting_process(
+    tmp_path: Path,
+) -> None:
+    supervisor, child = stopped(tmp_path, bus := LateProcess(1000, bye=False))
+    child.incarnation = 4
+    supervisor._await_last_reports()
+    assert bus.turns == 1
+    child.incarnation, child.status = 3, None
+    supervisor._await_last_reports()
+    assert bus.turns == 2
+
+
+def test_the_wait_for_a_bye_has_a_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A killed process sends no Bye. Each turn takes 0.05 s of the limit of 2 s."""
+    supervisor, _ = stopped(tmp_path, bus := LateProcess(1000, bye=False))
+    monkeypatch.setattr(time, "monotonic", lambda: bus.turns * 0.05)
+    supervisor._await_last_reports()
+    assert bus.turns == pytest.approx(40, abs=1)
 
 
 @pytest.mark.parametrize(

@@ -293,7 +293,7 @@ def action(**change: Any) -> bytes:
             "hello",
             hello(spec={"a": [[]] * 4095}),
         ),
-        ("fields", "hello.agreement: holds 65002 maps", "hello", hello(agreement={"a": [[]] * 65000})),
+        ("fields", "hello.agreement: holds at least 65002 maps", "hello", hello(agreement={"a": [[]] * 65000})),
         ("shape", "action.action: 15 bytes do not hold a float32 array of", "action", action(action=bytes(15))),
         ("shape", "action.action: 0 bytes do not hold a float32 array of", "action", action(action=b"")),
         (

@@ -22,18 +22,16 @@ from numpy.typing import NDArray
 
 from td3_robot.config.randomization import OUTSIDE_PHYSICS, RandomizationConfig
 from td3_robot.errors import BundleError, ConfigError
-from td3_robot.specs import Float32, RobotSpec
+from td3_robot.specs import FLOAT32_MAX, Float32, RobotSpec
 from td3_robot_sims.backends import saved_episode
 from td3_robot_sims.backends.disturbance import Disturbance
-
-_LARGEST = float(np.finfo(np.float32).max)
 
 
 def _is_allowed(action: Float32) -> bool:
     """Whether an action is finite, and the sum of its squares fits into float32."""
     values: list[float] = action.tolist()
     # Use Python's sum(): dot() would release the interpreter lock, and @ would warn about an overflow.
-    return sum(value * value for value in values) <= _LARGEST
+    return sum(value * value for value in values) <= FLOAT32_MAX
 
 
 class Outcome(NamedTuple):

@@ -45,8 +45,8 @@ _FLAGS = (
     "-std=c++20", "-O3", "-shared", "-fPIC",
     "-fno-math-errno", "-fno-trapping-math", "-fno-signed-zeros", "-fassociative-math", "-fno-finite-math-only",
 )  # fmt: skip
-# Maximum norm of the difference between Adam's first moments in C++ and in Python, divided by the norm of the moments
-# in Python.
+# Largest allowed error of Adam's first moments in C++: the Euclidean norm of their difference from the moments in
+# Python, divided by the Euclidean norm of the moments in Python.
 _CLOSE: dict[Precision, float] = {"fp32": 1e-3, "bf16": 0.2}
 
 
@@ -306,5 +306,5 @@ def _flags() -> list[str]:
 
 
 def _english() -> dict[str, str]:
-    """The environment variables that make a compiler write English messages."""
+    """The environment of this process, changed so that a compiler writes English messages."""
     return {**os.environ, "LC_ALL": "C"}

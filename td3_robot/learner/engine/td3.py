@@ -38,7 +38,7 @@ class FastTD3(Algorithm):
 
     Attributes:
         second: runs a second thread, which computes the second critic and half of each batch for the actor. None if
-            the engine has only one thread.
+            there is no such thread: on a GPU, with one thread, or with ``threads_in: operators``.
     """
 
     optimiser: type[Adam] = Adam
