@@ -124,11 +124,9 @@ def _layers(state: dict[str, Float32], source: str) -> dict[str, Float32]:
     SB3 counts activations as layers, too. So its linear layers have the indices 0, 2, 4, …
     """
     found = {name: match for name in state if (match := _LAYER.fullmatch(name))}
-    strange = [repr(name[:60]) for name in state if name not in found]
-    if strange or not found:
-        raise BundleError(
-            f"{source}: its actor has {(strange or ['no layers'])[0]}; allowed: only linear layers (MlpPolicy)"
-        )
+    strange = next((repr(name[:60]) for name in state if name not in found), "" if found else "no layers")
+    if strange:
+        raise BundleError(f"{source}: its actor has {strange}; allowed: only linear layers (MlpPolicy)")
     indices = sorted({int(match[1]) for match in found.values()})
     if indices != list(range(0, 2 * len(indices), 2)):
         raise BundleError(

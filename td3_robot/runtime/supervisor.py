@@ -279,9 +279,7 @@ class Supervisor:
 
     def _await_last_report(self, child: Child) -> None:
         """Wait for the last report of a process that ended with code 0. It may arrive after the process has ended."""
-        deadline = time.monotonic() + _LAST_REPORT
-        while child.state is not ChildState.FINISHED and not self._interrupts and time.monotonic() < deadline:
-            self._listen(_LISTEN)
+        self._listen_until(lambda: child.state is ChildState.FINISHED or self._interrupts > 0)
 
     def _await_last_reports(self) -> None:
         """Wait until each process that has reported has also sent its Bye, which comes after its last report.
@@ -289,11 +287,19 @@ class Supervisor:
         A killed or crashed process sends no Bye. So the wait has a limit, and another request to stop ends it.
         """
         reported = {(child.name, child.incarnation) for child in self.children if child.status}
-        interrupts, deadline = self._interrupts, time.monotonic() + _LAST_REPORT
-        self._listen(_LISTEN)
-        while self._interrupts == interrupts and time.monotonic() < deadline:
-            if not any((peer.name, peer.hello.incarnation) in reported for peer in self.bus.peers("supervisor")):
-                return
+        interrupts = self._interrupts
+
+        def ended() -> bool:
+            connected = {(peer.name, peer.hello.incarnation) for peer in self.bus.peers("supervisor")}
+            return reported.isdisjoint(connected) or self._interrupts > interrupts
+
+        self._listen(_LISTEN)  # the supervisor forgets a process after a long silence; its last Hello may be waiting
+        self._listen_until(ended)
+
+    def _listen_until(self, ended: Callable[[], bool]) -> None:
+        """Listen until ``ended`` returns True, but at most for _LAST_REPORT seconds."""
+        deadline = time.monotonic() + _LAST_REPORT
+        while not ended() and time.monotonic() < deadline:
             self._listen(_LISTEN)
 
     def _listen(self, timeout: float) -> None:

@@ -50,7 +50,9 @@ def patient(monkeypatch: pytest.MonkeyPatch, begun: threading.Event | None = Non
     def wait(thread: threading.Thread, timeout: float | None = None) -> None:
         if begun and thread.name == "stop":
             assert begun.wait(PATIENCE)
-        join(thread, timeout if timeout is None or (begun and thread.name == "stop") else PATIENCE)
+        elif timeout is not None:
+            timeout = PATIENCE
+        join(thread, timeout)
 
     monkeypatch.setattr(threading.Thread, "join", wait)
 

@@ -75,6 +75,11 @@ class Robot:
             text = yaml.safe_dump({"safety": settings, "endpoints": endpoints})
             (self.folder / f"{name}.yaml").write_text(text)
 
+    def add(self, name: str, **sections: Any) -> None:
+        """Add sections to the configuration ``NAME.yaml``, or replace these sections."""
+        path = self.folder / f"{name}.yaml"
+        path.write_text(yaml.safe_dump({**yaml.safe_load(path.read_text()), **sections}))
+
     def _start(
         self, log: str, *words: str, before: Sequence[str] = (), stderr: int = subprocess.STDOUT
     ) -> subprocess.Popen[str]:

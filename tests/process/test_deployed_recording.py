@@ -118,8 +118,7 @@ def test_the_recording_of_killed_processes_can_be_replayed(robot: Recorded) -> N
 def test_a_recorder_that_starts_late_gets_the_policy_but_replay_checks_only_actions(robot: Recorded) -> None:
     robot.configure(**PATIENT)
     for name in ("robot", "driver"):
-        path = robot.folder / f"{name}.yaml"
-        path.write_text(yaml.safe_dump({**yaml.safe_load(path.read_text()), "record": False}))
+        robot.add(name, record=False)
     server, driver = robot.serve(), robot.drive()
     robot.wait_for(POLICY)
     recorder = robot.recorder()

@@ -19,7 +19,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import yaml
 
 from td3_robot.transport.keys import KeyFolder
 from tests.process.conftest import ROOT
@@ -237,9 +236,7 @@ class RemoteRobot(Robot):
     def configure(self, **safety: Any) -> None:  # type: ignore[override]
         super().configure(server=f"tcp://{_SERVER}:7000", **safety)
         for name, folder in (("robot", "server"), ("driver", "robot")):
-            path = self.folder / f"{name}.yaml"
-            endpoints = {"policy": f"tcp://{_SERVER}:7000", "keys": folder}
-            path.write_text(yaml.safe_dump({**yaml.safe_load(path.read_text()), "endpoints": endpoints}))
+            self.add(name, endpoints={"policy": f"tcp://{_SERVER}:7000", "keys": folder})
 
     def _start(self, log: str, *words: str) -> subprocess.Popen[str]:
         space = self._cable.server if log == "server.log" else self._cable.robot

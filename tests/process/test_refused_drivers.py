@@ -10,7 +10,6 @@ import time
 from dataclasses import replace
 
 import pytest
-import yaml
 
 from td3_robot.bundle import Bundle
 from td3_robot.transport.bus import Bus
@@ -81,9 +80,7 @@ def test_refused_driver_makes_its_robot_safe(robot: Robot, why: str) -> None:
         ours.allow("leg", theirs.create("leg").public, "evaluator")
         [port] = free_ports(1)
         for name in ("robot", "driver"):
-            path = robot.folder / f"{name}.yaml"
-            endpoints = {"policy": f"tcp://{LOOPBACK}:{port}", "keys": f"{name}-keys"}
-            path.write_text(yaml.safe_dump({**yaml.safe_load(path.read_text()), "endpoints": endpoints}))
+            robot.add(name, endpoints={"policy": f"tcp://{LOOPBACK}:{port}", "keys": f"{name}-keys"})
         reason = "the key of 'leg' may not have role driver"
     robot.serve()
     driver = robot.drive()

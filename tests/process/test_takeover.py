@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
 import td3_robot as tr
 from td3_robot.cli.main import main
@@ -71,8 +70,7 @@ def driving(takeover: tr.Takeover, torque: float) -> Iterator[None]:
 def configure(robot: Recorded) -> None:
     """Set an operator's deadline of 3 s. The default is 200 ms, but a busy machine can delay an operator's actions."""
     robot.configure(**PATIENT)
-    path = robot.folder / "robot.yaml"
-    path.write_text(yaml.safe_dump({**yaml.safe_load(path.read_text()), "policy": {"operator_deadline_ms": 3000}}))
+    robot.add("robot", policy={"operator_deadline_ms": 3000})
 
 
 def test_a_takeover_works_with_real_processes(robot: Recorded, capsys: Any) -> None:
@@ -154,9 +152,7 @@ def test_a_takeover_needs_a_key_with_the_role_operator(robot: Recorded) -> None:
         folder.allow("server", public, "server:policy")
     endpoint = f"tcp://{LOOPBACK}:{free_ports(1)[0]}"
     for name in ("robot", "driver"):
-        path = robot.folder / f"{name}.yaml"
-        endpoints = {"policy": endpoint, "keys": f"{name}-keys"}
-        path.write_text(yaml.safe_dump({**yaml.safe_load(path.read_text()), "endpoints": endpoints, "record": False}))
+        robot.add(name, endpoints={"policy": endpoint, "keys": f"{name}-keys"}, record=False)
     robot.serve()
     robot.drive()
     at = robot.wait_for(POLICY)

@@ -57,6 +57,17 @@ def wait_for_policy_state(console: Console, words: str) -> None:
     poll_until(lambda: words in (console.newest(topic) or {}).get("message", ""), lambda: str(console.newest(topic)))
 
 
+def expect_commands(console: Console, topic: str, expected: Any, safe: Any, count: int) -> None:
+    """Wait for ``count`` commands equal to ``expected``. Before them, only the safe action ``safe`` may come."""
+    taken: list[Any] = []
+
+    def first() -> int:
+        return next((place for place, value in enumerate(taken) if value != safe), len(taken))
+
+    poll_until(lambda: taken.extend(console.take(topic)) or len(taken) >= first() + count, lambda: f"{taken[-5:]}")
+    assert all(value == expected for value in taken[first() :])
+
+
 def test_each_channel_gets_its_value_in_any_order_of_the_joints(world: World) -> None:
     """The joints stand still, so all commands must be equal. Only the order of the joints changes between messages."""
     spec = RobotSpec(
@@ -91,12 +102,7 @@ def test_each_channel_gets_its_value_in_any_order_of_the_joints(world: World) ->
     left = math.tanh(0.5 + 2 * -0.75 + 0.5 * 0.375)
     right = math.tanh(-0.75)
     expected = pytest.approx([right, -10 * left + 3], abs=1e-5)
-    taken: list[list[float]] = []
-    poll_until(lambda: taken.extend(console.take("/commands")) or expected in taken, lambda: f"{taken[-5:]}")
-    first = taken.index(expected)
-    assert all(value == [0.0, 3.0] for value in taken[:first])  # the safe action, before the policy moves the robot
-    poll_until(lambda: taken.extend(console.take("/commands")) or len(taken) >= first + 200, lambda: f"{len(taken)}")
-    assert all(value == expected for value in taken[first:])
+    expect_commands(console, "/commands", expected, safe=[0.0, 3.0], count=200)
     # Three joints have 6 orders. The test polls, because the console may discover the topic late.
     orders: set[tuple[str, ...]] = set()
     poll_until(
@@ -117,11 +123,14 @@ def control(world: World, commands: int) -> float:
     driver = world.driver()
     moves(console)
     pattern = r"^periods (\d+) commands (\d+)"
+
+    def counts(text: str) -> list[int]:
+        return [int(number) for number in re.findall(pattern, text, re.MULTILINE)[-1]]
+
     robot.take_lines()
-    begin = re.findall(pattern, robot.output(), re.MULTILINE)[-1]
+    begin = counts(robot.output())
     line = robot.wait_for(pattern, lambda match: int(match[2]) >= commands, timeout=600)
-    end = re.findall(pattern, line)[0]
-    periods, made = (int(end[place]) - int(begin[place]) for place in (0, 1))
+    periods, made = (after - before for before, after in zip(begin, counts(line), strict=True))
     assert acts(console)
     driver.interrupt()
     assert driver.finish() == 128 + signal.SIGINT
@@ -315,7 +324,7 @@ def test_two_robots_work_in_two_namespaces(hip: World) -> None:
     hip.server()
     hip.driver("--name", "left", "--ros-args", "-r", "__ns:=/left")
     remap = ("-r", "__ns:=/right", "-r", "joint_states:=/elsewhere/joint_states")
-    driver = hip.driver("--name", "right", "--ros-args", *remap, file="right.yaml")
+    hip.driver("--name", "right", "--ros-args", *remap, file="right.yaml")
     moves(console, "/left/commands", f"/left/{DRIVER}")
     moves(console, "/right/joint_trajectory", f"/right/{DRIVER}")
     assert {f"/{side}/{DRIVER}{part}" for side in ("left", "right") for part in ("", "_sensors")} <= set(
@@ -323,18 +332,13 @@ def test_two_robots_work_in_two_namespaces(hip: World) -> None:
     )
     action = math.tanh(-2 * 0.5)  # the policy's gain is -2, and the hip stands still at 0.5 rad
     expected = {"joints": ["hip"], "positions": [], "velocities": [], "effort": [pytest.approx(action)], "reach": 0.04}
-    topic, taken = "/right/joint_trajectory", list[Any]()
-    poll_until(lambda: taken.extend(console.take(topic)) or expected in taken, lambda: f"{taken[-5:]}")
-    first = taken.index(expected)
-    assert all(point == {**expected, "effort": [0.0]} for point in taken[:first])  # the safe action
-    assert all(point == expected for point in taken[first:])
+    topic, safe = "/right/joint_trajectory", {**expected, "effort": [0.0]}
+    expect_commands(console, topic, expected, safe, count=1)
     assert console.trigger(f"/left/{DRIVER}/estop")["success"]
     console.take("/left/commands")
     wait_for_safe(console, "/left/commands")
     wait_for_state(console, "inactive", f"/left/{DRIVER}")
-    taken = console.take(topic)
-    poll_until(lambda: taken.extend(console.take(topic)) or len(taken) > 20, driver.output)
-    assert all(point == expected for point in taken)
+    expect_commands(console, topic, expected, safe=None, count=21)
     assert console.state(f"/right/{DRIVER}") == "active"
 
 
