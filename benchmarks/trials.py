@@ -84,7 +84,7 @@ def keep(training: str, points: Curve) -> None:
 def table() -> list[str]:
     """The lines of the table of all trials, in Markdown: evaluations of each training at some numbers of steps."""
     curves = json.loads(FILE.read_text(encoding="utf-8")) if FILE.exists() else {}
-    columns = (20_000, 30_000, 35_000, 50_000, 100_000, 200_000, 300_000)
+    columns = (20_000, 30_000, 35_000, 50_000, 100_000, 200_000, 300_000, 500_000, 800_000, 1_000_000)
     lines = [
         f"| trial | {' | '.join(f'{steps // 1000}k' for steps in columns)} |",
         f"|---|{'--:|' * len(columns)}",

@@ -327,9 +327,8 @@ def test_two_robots_work_in_two_namespaces(hip: World) -> None:
     hip.driver("--name", "right", "--ros-args", *remap, file="right.yaml")
     moves(console, "/left/commands", f"/left/{DRIVER}")
     moves(console, "/right/joint_trajectory", f"/right/{DRIVER}")
-    assert {f"/{side}/{DRIVER}{part}" for side in ("left", "right") for part in ("", "_sensors")} <= set(
-        console.nodes()
-    )
+    expected_nodes = {f"/{side}/{DRIVER}{part}" for side in ("left", "right") for part in ("", "_sensors")}
+    poll_until(lambda: expected_nodes <= set(console.nodes()), lambda: str(console.nodes()))
     action = math.tanh(-2 * 0.5)  # the policy's gain is -2, and the hip stands still at 0.5 rad
     expected = {"joints": ["hip"], "positions": [], "velocities": [], "effort": [pytest.approx(action)], "reach": 0.04}
     topic, safe = "/right/joint_trajectory", {**expected, "effort": [0.0]}
