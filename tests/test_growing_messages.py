@@ -33,7 +33,8 @@ from td3_robot.recording.entries import Entry
 from td3_robot.recording.reader import Session
 from td3_robot.recording.schemas import schema
 from td3_robot.transport import codec
-from td3_robot.transport.link import LOG_PERIOD, ClientLink, ServerLink, hello
+from td3_robot.transport.link import ClientLink, ServerLink, hello
+from td3_robot.transport.tally import LOG_PERIOD
 from tests.test_messages import golden
 
 RECORDINGS = sorted(Path(__file__).parent.glob("**/*.mcap"))

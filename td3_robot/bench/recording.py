@@ -169,7 +169,7 @@ def _tapped(published: Published, payloads: Sequence[bytes], *, recorder: bool) 
 
     The tap's function ``post`` drops each message, so the time does not include sending.
     """
-    link = ClientLink("recorder", handshake.hello("node", "bench", client=0), ())
+    link = ClientLink("recorder", handshake.hello("node", "bench", client=0), (), essential=False)
     link.state = "welcome" if recorder else "connecting"
     copies = Copies()
     tap = copies.tap(link, lambda name, payload: bool(name) and bool(payload))

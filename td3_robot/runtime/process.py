@@ -105,7 +105,7 @@ def _connect_listeners(node: Node, bus: Bus) -> None:
         bus.connect(node.endpoint("supervisor"), ClientLink("supervisor", node.hello("node"), ()))
         node.supervised = True
     for link in LISTENERS if node.role not in LISTENERS else ():
-        client = partial(ClientLink, link, node.hello("node"), ())
+        client = partial(ClientLink, link, node.hello("node"), (), essential=False)
         named = False
         with contextlib.suppress(RunFolderError, ConfigError):  # raised if the listener has no endpoint
             endpoint, expected = node.endpoint(link), link == RECORDER and node.config.record.enabled

@@ -17,7 +17,7 @@ from td3_robot.messages import PROTOCOL_VERSION, Bye, Heartbeat, Hello, Message,
 from td3_robot.specs import RobotSpec
 from td3_robot.transport import codec
 from td3_robot.transport.codec import Frames
-from td3_robot.transport.tally import LOG_PERIOD, Tally
+from td3_robot.transport.tally import Tally
 
 HELLO_PERIOD = 0.25
 """Seconds after which a client without an answer repeats its Hello."""
@@ -27,6 +27,11 @@ PEER_TIMEOUT = 5.0
 """Seconds of silence after which a server forgets a client."""
 LONG_SILENCE = PEER_TIMEOUT - HEARTBEAT_PERIOD
 """If a client has sent nothing for this number of seconds, it must send Hello: the server has possibly forgotten it."""
+ASK_AGAIN = 1.0
+"""Seconds after which a refused client sends Hello again, if its link is not essential.
+
+For example, the server can still know a killed process with the client's name, for at most PEER_TIMEOUT.
+"""
 DRIVER_SILENCE = 2 * HEARTBEAT_PERIOD
 """If a driver sends nothing for this number of seconds, another process may take this driver's name.
 
@@ -309,7 +314,7 @@ class ClientLink:
 
     Attributes:
         essential: whether a refusal ends this process. If not, the client logs the refusal and asks again after
-            LOG_PERIOD.
+            ASK_AGAIN.
         received_at: time (s) of the last message from the server; minus infinity before the first message.
         sent_at: time (s) of the last message to the server; minus infinity before the first message.
         endpoint: where the transport finds the server.
@@ -338,7 +343,7 @@ class ClientLink:
             return []
         self.needs_hello(now)
         silent = now - min(self.sent_at, self.received_at) >= HEARTBEAT_PERIOD
-        if not self.essential and self.state == "refused" and now - self._asked_at >= LOG_PERIOD:
+        if not self.essential and self.state == "refused" and now - self._asked_at >= ASK_AGAIN:
             self.state = "connecting"
         if self.state == "connecting":
             message: Message = self.hello
@@ -381,15 +386,13 @@ class ClientLink:
         if isinstance(message, self.accepts):
             return [(self.link, message)]
         if isinstance(message, Welcome):
-            return self._welcomed(message)
+            return self._welcomed(message, now)
         if isinstance(message, Refused):
             if message.code == "hello":
                 if self.state == "welcome":  # react only once, because the server may refuse many queued messages
                     self.join_again(self.hello)
             else:
-                self.state, self.refusal = "refused", message
-                if not self.essential:
-                    self.tally.note("refusals", f"link {self.link}: {message.reason}", now)
+                self._refused(message, now)
             return []
         if isinstance(message, Heartbeat):
             answer = message.stamp in self._stamps
@@ -398,9 +401,15 @@ class ClientLink:
         self.tally.note("unexpected", f"{message.NAME} from the server of link {self.link}", now)
         return []
 
-    def _welcomed(self, message: Welcome) -> list[Input]:
+    def _refused(self, refusal: Refused, now: float) -> None:
+        self.state, self.refusal = "refused", refusal
+        if not self.essential:
+            text = f"link {self.link}: {refusal.reason}; this node asks again in {ASK_AGAIN:g} s"
+            self.tally.note("refusals", text, now, "refused")
+
+    def _welcomed(self, message: Welcome, now: float) -> list[Input]:
         if message.protocol != PROTOCOL_VERSION:
-            self.state, self.refusal = "refused", _other_protocol(message.protocol)
+            self._refused(_other_protocol(message.protocol), now)
             return []
         new = self.state != "welcome" or message.session != self.session
         self.state, self.session = "welcome", message.session

@@ -5,7 +5,6 @@ The node never waits for a listener. It counts the messages that a recorder miss
 
 from __future__ import annotations
 
-import logging
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -19,8 +18,6 @@ from td3_robot.transport import codec, turns
 from td3_robot.transport.codec import Frames
 from td3_robot.transport.link import ClientLink
 
-log = logging.getLogger(__name__)
-
 RECORDED = frozenset(topic.message for topic in TOPICS if topic.recorded != "no")
 _KEPT: dict[type[Message], int] = {Hello: 4, Start: 1, Weights: 2, LifecycleChange: 64}
 """Number of newest messages that a node keeps for a late recorder or monitor, by type.
@@ -28,7 +25,7 @@ _KEPT: dict[type[Message], int] = {Hello: 4, Start: 1, Weights: 2, LifecycleChan
 A replay needs the Hellos, the Start and the Weights to make the core and to read the Steps. Only a monitor gets the
 kept LifecycleChanges, because a monitor must show the state of every node.
 """
-_MOST = 1024  # maximum number of messages that wait for the next send, or for a recorder that is not connected
+_MOST = 4096  # maximum number of messages that wait for the next send, or for a recorder that is not connected
 _MOST_BYTES = 1 << 25  # maximum size of the gathered messages; a policy can have several MB
 _RESEND_S = 2.0
 """For a recorder that restarts, a tap keeps each sent message for this many seconds.
@@ -147,7 +144,7 @@ class Tap:
     """Sends the Records of a node to one listener.
 
     Args:
-        session: the handshake with the listener. If the listener refuses a node, the node runs without this listener.
+        session: the handshake with the listener, which must not be essential: the node also runs without the listener.
         post: sends a topic name and a payload to the listener. It returns False if there is no listener or no room.
         kept: the newest Records of some types, for a new listener.
         expected: whether the run has a recorder. If True, the first messages wait until the recorder connects, and the
@@ -208,15 +205,13 @@ class Tap:
             new = self._to_recorder or server != self._session.session
             self._forget_sent(now)
             again = [entry for _, entries in self._sent for entry in entries]
-            self._merge([*(self._kept_entries() if new else ()), *again])
+            kept = (entry for entry in self._kept_entries() if new or entry.number > self._newest)
+            self._merge([*kept, *again])
             self._expected, self._before_first, self._reconnect_until = True, False, None
             self._sent.clear()
             self._sent_bytes = 0
             self._send(now)
         self._note_loss(state, now)
-        if self._session.refusal and state != "refused":
-            reason = self._session.refusal.reason
-            log.warning("the %s refuses this node and gets none of its messages: %s", self._session.link, reason)
         return []
 
     def _kept_entries(self) -> Iterator[_Entry]:

@@ -31,10 +31,10 @@ def test_driver_follows_the_protocol(tmp_path: Path) -> None:
     """`td3-robot bench conformance` acts as the policy server, and prints what is wrong."""
     endpoint = f"ipc://{tmp_path}/policy"
     # Long deadlines, because a test machine may be busy.
-    settings = [f"endpoints.policy={endpoint}", "safety.action_deadline_ms=2000", "safety.hang_ms=5000"]
+    settings = [f"endpoints.policy={endpoint}", "safety.action_deadline_ms=5000", "safety.hang_ms=10000"]
     words = ["skeleton_driver.py", "--config", "robot.yaml", *(word for item in settings for word in ("--set", item))]
     with subprocess.Popen([sys.executable, *words], cwd=FOLDER) as driver:
-        check = [sys.executable, "-m", "td3_robot", "bench", "conformance", endpoint]
+        check = [sys.executable, "-m", "td3_robot", "bench", "conformance", endpoint, "--deadline", "20"]
         done = subprocess.run(check, capture_output=True, text=True, check=False)
         driver.terminate()
     assert done.returncode == 0, done.stdout + done.stderr

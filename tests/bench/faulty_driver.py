@@ -184,5 +184,5 @@ FAULTS: dict[str, tuple[str, Callable[[Any], None]]] = {
 if __name__ == "__main__":
     example = load()
     FAULTS[sys.argv[2]][1](example)
-    sys.argv = [str(EXAMPLE), sys.argv[1]]
+    sys.argv = [str(EXAMPLE), sys.argv[1], "--action-deadline", "5"]
     sys.exit(example.main())

@@ -6,6 +6,7 @@ import contextlib
 import functools
 import json
 import os
+import random
 import secrets
 import shutil
 import socket
@@ -89,8 +90,15 @@ class Cluster:
 
     def process(self, name: str) -> psutil.Process:
         """Return the process that has this name in a running training."""
-        words = {process: process.info["cmdline"] for process in self._running()}
-        [process] = [process for process, line in words.items() if line[line.index("--name") + 1] == name]
+
+        def found() -> list[psutil.Process]:
+            words = {process: process.info["cmdline"] for process in self._running()}
+            return [process for process, line in words.items() if line[line.index("--name") + 1] == name]
+
+        # After the loss of a host, two processes can have the same name for a short time.
+        [process] = poll_until(
+            lambda: one if len(one := found()) == 1 else None, lambda: f"{len(found())} processes with the name {name}"
+        )
         return process
 
     def left_behind(self) -> list[str]:
@@ -165,8 +173,11 @@ def free_address() -> str:
 
 
 def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        return int(probe.getsockname()[1])
+    """Return a free port that neither Linux nor Ray's workers choose by themselves."""
+    while True:
+        port = random.randrange(20_000, 32_000)
+        with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", port)):
+            return port
 
 
 @pytest.fixture

@@ -78,7 +78,7 @@ def test_a_training_gets_a_host_from_the_autoscaler(
     run = start_training(command, cluster, *sets)
     run.wait_for("waiting for hosts: the cluster has cores for 1 of 2 simulators")
     run.wait_for("^ready: .*policy-0")
-    assert cluster.hosts() == 2
+    poll_until(lambda: cluster.hosts() == 2, lambda: f"{cluster.hosts()} hosts")
     assert run.finish() == 0, run.output()
     assert "; 0 Steps lost;" in run.output()
     nothing_is_left(cluster, tmp_path / "run")

@@ -117,16 +117,19 @@ def chromium(folder: Path) -> Iterator[Page]:
         pytest.skip("needs Chromium, which is not installed")
     client = pytest.importorskip("websockets.sync.client", reason="needs websockets, which is not installed")
     options = ["--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--no-first-run"]
+    options += ["--allow-pre-commit-input"]  # otherwise Chromium drops keys and clicks before it shows the page
     options += ["--remote-debugging-port=0", f"--user-data-dir={folder}", "--disable-background-networking"]
+    # The client must not give up while the browser is slow, or while the test reads no events.
+    patient = {"max_size": None, "max_queue": None, "open_timeout": 300, "ping_interval": None}
     process = subprocess.Popen([PROGRAM, *options, "about:blank"], stderr=subprocess.PIPE, text=True)
     assert process.stderr
     try:
         found = next(filter(None, (re.search(r"DevTools listening on (ws://\S+)", line) for line in process.stderr)))
-        with client.connect(found[1], max_size=None) as socket:
+        with client.connect(found[1], **patient) as socket:
             socket.send(json.dumps({"id": 0, "method": "Target.createTarget", "params": {"url": "about:blank"}}))
             target = json.loads(socket.recv())["result"]["targetId"]
         address = f"{found[1].split('/devtools')[0]}/devtools/page/{target}"
-        with client.connect(address, max_size=None) as socket:
+        with client.connect(address, **patient) as socket:
             yield Page(socket)
     finally:
         process.terminate()

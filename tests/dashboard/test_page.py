@@ -52,9 +52,9 @@ def test_the_layout_fits_phones_and_desktops(
 def test_the_emergency_stop_needs_only_the_keyboard(page: Page, serve: Callable[..., Site], tmp_path: Path) -> None:
     make_run(tmp_path / "run")
     site = serve("--run", "run")
-    for address, operator in ((site.address, False), (site.operate, True)):
+    for address, operator, words in ((site.address, False, "You can only watch"), (site.operate, True, "Commands go")):
         page.open(address)
-        page.wait("document.querySelector('#why').textContent")
+        page.wait(f"document.querySelector('#why').textContent.startsWith('{words}')")
         focused = []
         for _ in range(4):
             page.press("Tab", 9)

@@ -12,7 +12,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -94,9 +94,22 @@ class Robot:
             process.kill()
             process.wait()
 
-    def serve(self, *options: str, log: str = "server.log", **how: Any) -> subprocess.Popen[str]:
+    def serve(
+        self, *options: str, log: str = "server.log", limits: Mapping[str, float] | None = None, **how: Any
+    ) -> subprocess.Popen[str]:
+        """Start a policy server.
+
+        Args:
+            options: further words of the command line.
+            log: file for the output.
+            limits: values for time limits of ``td3_robot.transport.link``, so that a busy machine does not exceed them.
+            how: arguments of ``_start``.
+        """
         words = ("policy", "--bundle", "policy.safetensors", "--config", "robot.yaml", *options)
-        return self._start(log, "-m", "td3_robot.cli.main", *words, **how)
+        changes = "".join(f"link.{name} = {value}; " for name, value in (limits or {}).items())
+        code = f"import sys; from td3_robot.transport import link; {changes}from td3_robot.cli.main import main; "
+        program = ("-c", f"{code}sys.exit(main(sys.argv[1:]))") if limits else ("-m", "td3_robot.cli.main")
+        return self._start(log, *program, *words, **how)
 
     def drive(self, example: Path = EXAMPLE, **how: Any) -> subprocess.Popen[str]:
         words = [str(DRIVER), "record", "fault", str(example), "--config", "driver.yaml"]

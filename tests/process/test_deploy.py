@@ -310,6 +310,7 @@ def test_every_command_of_the_page_works(site: Site) -> None:
     assert site.state()["state"] == "unconfigured"
     begin = len(site.record())
     assert POLICY not in site.record()[site.record().index(SAFE, killed) :]
+    site.wait("the robot", lambda: site.state()["connected"] == ["leg"])
     site.run("robot", "td3-robot node configure --config robot.yaml; td3-robot node activate --config robot.yaml")
     site.wait_for(POLICY, begin)
 

@@ -106,7 +106,7 @@ def test_the_recording_of_killed_processes_can_be_replayed(robot: Recorded) -> N
     robot.wait_for(POLICY, at)
     driver.kill()
     driver.wait()
-    robot.wait("the server's notice", lambda: "no observation for" in robot.log("server.log"))
+    robot.wait("the server to forget the driver", lambda: '"connected": []' in robot.operator("state", "--json").stdout)
     stop(server, recorder)
 
     reports = {report.core: report for report in replay.check(Session([robot.folder / "leg.mcap"]))}

@@ -117,6 +117,7 @@ def test_monitor_shows_every_message_of_a_played_recording(
     monitor = command(
         "monitor", "--endpoint", "ipc://m", "--json", "--every", "0.5", "--plotjuggler", f"ipc://{tmp_path}/pj"
     )
+    monitor.wait_for(r"^PlotJuggler: ")  # a player that gets no answer for 10 s ends
     player = command("play", str(SESSION), "--monitor", "ipc://m", "--loop", "--json")
     recorded = [m for _, m in Session([SESSION]).messages((Step.NAME,)) if isinstance(m, Step)]
 

@@ -43,7 +43,7 @@ def test_replay_of_a_run_that_lost_a_simulator(train: Any, tmp_path: Path) -> No
 
     It compares the outputs of the learner up to the moment at which the learner returned to a checkpoint.
     """
-    run = train(2000, *LOCKSTEP, options=("--lockstep",))
+    run = train(4000, *LOCKSTEP, options=("--lockstep",))
     made = run.wait_for_steps(600)
     run.children()["sim-0"].kill()
     run.wait_for("^sim-0 was killed by SIGKILL; starting it again$")
@@ -54,8 +54,8 @@ def test_replay_of_a_run_that_lost_a_simulator(train: Any, tmp_path: Path) -> No
     reports = reports_of(path)
     for core in ("policy", "simulator", "learner"):
         assert reports[core].same
-    assert compared(reports["policy"])["action"] >= 2000
-    assert compared(reports["simulator"])["step"] >= 2000
+    assert compared(reports["policy"])["action"] >= 4000
+    assert compared(reports["simulator"])["step"] >= 4000
     assert not reports["policy"].notes
     assert not reports["simulator"].notes
     assert any("does not contain the checkpoint to which the run returned" in note for note in reports["learner"].notes)
@@ -65,7 +65,7 @@ def test_replay_of_a_run_that_lost_a_simulator(train: Any, tmp_path: Path) -> No
 @pytest.mark.slow
 def test_replay_of_a_resumed_run(train: Any, command: Any, tmp_path: Path) -> None:
     """Replay of the second part starts from the simulator state that the learner restored."""
-    run = train(2000, *LOCKSTEP, options=("--lockstep",))
+    run = train(4000, *LOCKSTEP, options=("--lockstep",))
     run.wait_for_steps(600)
     run.interrupt()
     assert run.finish() == 130

@@ -107,9 +107,7 @@ def test_sigkill_of_the_recorder_loses_at_most_the_last_second(train: Any, tmp_p
     run = train(100_000, "record.enabled=true", "record.weights_every=1", "learner.replay_ratio=0.1")
     killed, second = tmp_path / "run" / "session.mcap", tmp_path / "run" / "session_1.mcap"
     made = run.wait_for_steps(1000)
-    for _ in range(2):
-        size = killed.stat().st_size
-        run.until("a chunk", lambda size=size: killed.stat().st_size > size)
+    run.until("the steps", lambda: topics(killed).get("sim-0/step", {"count": 0})["count"] > made)
     run.children()["recorder"].send_signal(signal.SIGSTOP)
     run.wait_for_more_steps(1000)  # a stopped recorder blocks no node
     run.children()["recorder"].send_signal(signal.SIGKILL)
@@ -172,6 +170,7 @@ def test_ring_recording_is_written_when_a_simulator_is_killed(train: Any, tmp_pa
     file = tmp_path / "run" / "session.mcap"
     log = tmp_path / "run" / "logs" / "recorder.log"
     run.until("the recording", lambda: "sim-0: " in log.read_text() and file.exists())
+    run.wait_for_more_steps(1000)  # sim-0 is back
     run.interrupt()
     assert run.finish() == 130, run.output()
     assert list(file.parent.glob("session*.mcap")) == [file]  # Ctrl-C does not write the ring to another file
@@ -229,7 +228,7 @@ def test_messages_sent_before_ctrl_c_are_recorded(command: Callable[..., Any], t
     recorder.wait_for("recording into")
     bus = Bus()
     try:
-        client = ClientLink("recorder", hello("node", "leg", client=1), ())
+        client = ClientLink("recorder", hello("node", "leg", client=1), (), essential=False)
         bus.record(endpoint, client)
         deadline = time.monotonic() + 30
         while client.state != "welcome" and time.monotonic() < deadline:
@@ -250,7 +249,7 @@ def test_messages_sent_before_ctrl_c_are_recorded(command: Callable[..., Any], t
     sequences = [entry.sequence for entry in Session([tmp_path / "leg.mcap"]).entries(("status",))]
     assert sequences == list(range(len(sequences)))
     # The recorder waits only 0.5 s for records in transit. If this test was late, the recording may lack some records.
-    assert len(sequences) == 300 or late > 0.4
+    assert len(sequences) == 300 or late > 0.25
 
 
 @pytest.mark.parametrize("ring", [(), ("--ring-s", "30")], ids=["all", "ring"])

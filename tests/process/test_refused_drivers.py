@@ -32,7 +32,7 @@ from tests.process.deployed_robot import (
 
 def test_second_server_and_second_driver_are_refused(robot: Robot, monkeypatch: pytest.MonkeyPatch) -> None:
     robot.configure(**PATIENT)
-    robot.serve()
+    robot.serve(limits={"DRIVER_SILENCE": 300, "PEER_TIMEOUT": 300})
     robot.drive()
     begin = robot.running()
     second = robot.serve(log="second.log")
@@ -95,11 +95,11 @@ def test_refused_driver_makes_its_robot_safe_while_a_dead_driver_has_the_same_na
 ) -> None:
     """Only a driver with another incarnation can replace a dead driver. Here both drivers have incarnation 7.
 
-    The test plays the dead driver: it connects with a Hello and is then silent. The server forgets a silent client
-    after 5 s. So the test sends this Hello only when the other driver is ready to connect.
+    The test plays the dead driver: it connects with a Hello and is then silent. This server does not forget silent
+    clients.
     """
     robot.configure()
-    robot.serve()
+    robot.serve(limits={"PEER_TIMEOUT": 300})
     gate = robot.folder / "gate"
     monkeypatch.setenv("GATE", str(gate))
     words = (str(DRIVER), "record", "fault", str(EXAMPLE), "--config", "driver.yaml", "--incarnation", "7")

@@ -13,6 +13,7 @@ from td3_robot_sims.tasks import spec
 
 from td3_robot.messages import Step
 from td3_robot.recording.reader import Session
+from tests.conftest import poll_until
 
 SESSION = Path(__file__).parent.parent / "replay" / "sessions" / "pendulum.mcap"
 
@@ -22,6 +23,8 @@ def test_echo_prints_one_line_for_each_message_of_a_topic(command: Any, tmp_path
     place, begun = f"ipc://{tmp_path}/monitor", time.time()
     echo = command("topic", "echo", "step", "--endpoint", place, "--count", "5")
     echo_of_none = command("topic", "echo", "step", "--endpoint", f"{place}2", "--node", "nobody")
+    for name in ("monitor", "monitor2"):  # a player that gets no answer for 10 s ends
+        poll_until((tmp_path / name).exists, lambda: "an echo has not started")
     command("play", str(SESSION), "--rate", "10", "--monitor", place)
     assert echo.finish() == 0, echo.output()
     for line, (entry, step) in zip(echo.lines, recorded, strict=True):
@@ -44,6 +47,7 @@ def test_echo_ends_when_its_output_is_closed(command: Any, tmp_path: Path) -> No
     place = f"ipc://{tmp_path}/monitor"
     words = [sys.executable, "-m", "td3_robot.cli.main", "topic", "echo", "action", "--endpoint", place]
     with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as echo:
+        poll_until((tmp_path / "monitor").exists, lambda: "the echo has not started")
         command("play", str(SESSION), "--rate", "10", "--monitor", place)
         assert echo.stdout
         assert echo.stderr

@@ -34,6 +34,7 @@ class Console:
         self._newest: dict[str, Any] = {}
         self._all: dict[str, list[Any]] = {}
         self._publishers: dict[str, Any] = {}
+        self._clients: dict[str, Any] = {}
         best_effort = QoSProfile(depth=1, reliability=ReliabilityPolicy.BEST_EFFORT)
         latched = QoSProfile(depth=1, durability=DurabilityPolicy.TRANSIENT_LOCAL)
         for place in namespaces:
@@ -98,7 +99,10 @@ class Console:
         return self._publishers[topic]
 
     def _call(self, kind: Any, service: str, request: Any) -> Any:
-        client = self.node.create_client(kind, service)
+        """Call a service. Keep its client: on a busy machine, ROS can lose the answer to a new client."""
+        if service not in self._clients:
+            self._clients[service] = self.node.create_client(kind, service)
+        client = self._clients[service]
         if not client.wait_for_service(PATIENCE):
             raise TimeoutError(f"no service {service}")
         done = threading.Event()
@@ -106,7 +110,6 @@ class Console:
         future.add_done_callback(lambda _: done.set())
         if not done.wait(PATIENCE):
             raise TimeoutError(f"no answer of {service}")
-        self.node.destroy_client(client)
         return future.result()
 
 

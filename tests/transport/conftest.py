@@ -68,9 +68,9 @@ def make_hello(spec: RobotSpec) -> Callable[..., Hello]:
 def make_client(make_hello: Callable[..., Hello]) -> Callable[..., ClientLink]:
     """Returns a function that builds client links. The default is the link of a simulator with one robot."""
 
-    def make(name: str = "sim-0", link: str = "policy", **fields: Any) -> ClientLink:
+    def make(name: str = "sim-0", link: str = "policy", essential: bool = True, **fields: Any) -> ClientLink:
         hello = make_hello(name=name, **fields)
-        return ClientLink(link, hello, (Action, Throttle, Weights))
+        return ClientLink(link, hello, (Action, Throttle, Weights), essential)
 
     return make
 

@@ -36,12 +36,12 @@ from td3_robot.transport.link import (
     DRIVER_SILENCE,
     HEARTBEAT_PERIOD,
     HELLO_PERIOD,
-    LOG_PERIOD,
     PEER_TIMEOUT,
     ClientLink,
     ServerLink,
     hello,
 )
+from td3_robot.transport.tally import LOG_PERIOD
 
 MakeServer = Callable[..., ServerLink]
 MakeClient = Callable[..., ClientLink]
@@ -730,8 +730,8 @@ def test_a_client_counts_the_refusal_of_an_optional_server_and_tries_again(make_
     client.receive(frames(Refused("spec", "robot is 'A' here, 'B' there")), 0.0)
     client.check()
     assert client.tally.counts == {"refusals": 1}
-    assert client.due(9.9) == []
-    assert client.due(10.0) == [client.hello]
+    assert client.due(0.9) == []
+    assert client.due(1.0) == [client.hello]
 
 
 def test_a_server_with_another_protocol_version_is_an_error(make_client: MakeClient) -> None:

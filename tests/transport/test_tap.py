@@ -367,11 +367,11 @@ def test_an_expected_recorder_gets_the_messages_from_the_beginning(make_client: 
     assert late.tap.counts() == {}
     many = Recorder(make_client(link="recorder"), expected=True)
     many.there = False
-    many.offer(*(make_step(number) for number in range(1100)))
+    many.offer(*(make_step(number) for number in range(4150)))
     many.there = True
     many.tap.turn(1.0)
-    assert [number for _, number in many.topics()] == list(range(1024))  # later messages are lost and counted
-    assert many.tap.counts() == {"not_recorded": 76}
+    assert [number for _, number in many.topics()] == list(range(4096))  # later messages are lost and counted
+    assert many.tap.counts() == {"not_recorded": 54}
 
 
 def test_setting_the_clock_back_does_not_change_the_order(make_client: Make, make_step: Make) -> None:
@@ -403,13 +403,28 @@ def test_the_memory_for_an_absent_recorder_is_bounded(make_client: Make) -> None
 def test_a_refusal_by_the_recorder_stops_only_the_recording(
     make_client: Make, make_step: Make, caplog: pytest.LogCaptureFixture
 ) -> None:
-    refused = Recorder(make_client(link="recorder"))
+    refused = Recorder(make_client(link="recorder", essential=False))
     refused.server.agreement = {"task": "another"}
     refused.tap.turn(0.0)
     refused.offer(make_step(0))
     refused.tap.turn(5.0)
     assert refused.got == []
-    assert "the recorder refuses this node and gets none of its messages: configuration differs" in caplog.text
+    assert "refused (refusals, 1 so far): link recorder: configuration differs: task is " in caplog.text
+
+
+def test_a_refused_node_asks_again_and_sends_its_first_messages_then(make_client: Make, make_step: Make) -> None:
+    """Somebody has set the clock back, so the recorder still knows a killed process with a later start time."""
+    recorder = Recorder(make_client(link="recorder", essential=False), expected=True)
+    killed = make_client(link="recorder", client=8, incarnation=2).hello
+    recorder.server.receive(b"killed", [b"hello", codec.encode(killed)], 0.0)
+    recorder.tap.turn(0.0)
+    recorder.offer(make_step(0))
+    recorder.server.forget(b"killed", "silent")
+    recorder.tap.turn(0.9)
+    assert recorder.topics() == []
+    recorder.tap.turn(1.0)  # ASK_AGAIN seconds after the first Hello
+    assert recorder.topics() == [("step", 0)]
+    assert recorder.tap.counts() == {"refusals": 1}
 
 
 def test_the_bus_records_what_it_sends_and_never_waits(
@@ -439,7 +454,7 @@ def test_the_bus_records_what_it_sends_and_never_waits(
     assert isinstance(step, Step)
     assert step.sequence == 1
     recording.close()
-    for sequence in range(3, 3000):  # more than any queue holds
+    for sequence in range(3, 6000):  # more than any queue holds
         step = replace(steps[0], sequence=sequence)
         while not client.send("learner", step):
             server.receive(0.0)
