@@ -25,6 +25,11 @@ from td3_robot.runtime.run_folder import RunFolder
 HERE = Path(__file__).parent
 FILE = HERE / "results" / "data" / "trials.json"
 PAGE = HERE.parent / "docs" / "explanation" / "results.md"
+COLUMNS = {
+    "walker2d": (20_000, 30_000, 35_000, 50_000, 100_000, 200_000, 300_000),
+    "ant": (100_000, 200_000, 300_000, 500_000, 800_000, 1_000_000),
+}
+"""For each shipped configuration: the numbers of steps in the head of its table."""
 
 Curve = list[list[float]]
 
@@ -82,18 +87,18 @@ def keep(training: str, points: Curve) -> None:
 
 
 def table() -> list[str]:
-    """The lines of the table of all trials, in Markdown: evaluations of each training at some numbers of steps."""
+    """Lines of Markdown: for each configuration, a table with evaluations of its trials at some numbers of steps."""
     curves = json.loads(FILE.read_text(encoding="utf-8")) if FILE.exists() else {}
-    columns = (20_000, 30_000, 35_000, 50_000, 100_000, 200_000, 300_000, 500_000, 800_000, 1_000_000)
-    lines = [
-        f"| trial | {' | '.join(f'{steps // 1000}k' for steps in columns)} |",
-        f"|---|{'--:|' * len(columns)}",
-    ]
-    for name, trial in trials().items():
-        found = [curves.get(f"{name}-{seed}", []) for seed in trial["seeds"]]
-        cells = [", ".join(_at(points, steps) for points in found) for steps in columns]
-        lines.append(f"| {trial['title']} | {' | '.join(cells)} |")
-    return lines
+    lines: list[str] = []
+    for config, columns in COLUMNS.items():
+        lines += ["", f"| trial | {' | '.join(f'{steps // 1000}k' for steps in columns)} |"]
+        lines.append(f"|---|{'--:|' * len(columns)}")
+        for name, trial in trials().items():
+            if trial["config"] == config:
+                found = [curves.get(f"{name}-{seed}", []) for seed in trial["seeds"]]
+                cells = [", ".join(_at(points, steps) for points in found) for steps in columns]
+                lines.append(f"| {trial['title']} | {' | '.join(cells)} |")
+    return lines[1:]
 
 
 def _at(points: Curve, steps: int) -> str:
