@@ -55,7 +55,7 @@ def main() -> int:
                 train(known[name], seed, folder)
             if (folder / "metrics.jsonl").is_file():
                 keep(f"{name}-{seed}", curve(folder))
-    insert("trials", table(), PAGE)
+    insert("trials", tables(), PAGE)
     return 0
 
 
@@ -86,19 +86,24 @@ def keep(training: str, points: Curve) -> None:
     FILE.write_text("{\n" + ",\n".join(lines) + "\n}\n", encoding="utf-8")
 
 
-def table() -> list[str]:
+def tables() -> list[str]:
     """Lines of Markdown: for each configuration, a table with evaluations of its trials at some numbers of steps."""
     curves = json.loads(FILE.read_text(encoding="utf-8")) if FILE.exists() else {}
-    lines: list[str] = []
-    for config, columns in COLUMNS.items():
-        lines += ["", f"| trial | {' | '.join(f'{steps // 1000}k' for steps in columns)} |"]
-        lines.append(f"|---|{'--:|' * len(columns)}")
-        for name, trial in trials().items():
-            if trial["config"] == config:
-                found = [curves.get(f"{name}-{seed}", []) for seed in trial["seeds"]]
-                cells = [", ".join(_at(points, steps) for points in found) for steps in columns]
-                lines.append(f"| {trial['title']} | {' | '.join(cells)} |")
-    return lines[1:]
+    return "\n\n".join(_table(config, curves) for config in COLUMNS).split("\n")
+
+
+def _table(config: str, curves: dict[str, Curve]) -> str:
+    columns = COLUMNS[config]
+    lines = [
+        f"| trial | {' | '.join(f'{steps // 1000}k' for steps in columns)} |",
+        f"|---|{'--:|' * len(columns)}",
+    ]
+    for name, trial in trials().items():
+        if trial["config"] == config:
+            found = [curves.get(f"{name}-{seed}", []) for seed in trial["seeds"]]
+            cells = [", ".join(_at(points, steps) for points in found) for steps in columns]
+            lines.append(f"| {trial['title']} | {' | '.join(cells)} |")
+    return "\n".join(lines)
 
 
 def _at(points: Curve, steps: int) -> str:

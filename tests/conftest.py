@@ -129,6 +129,16 @@ def install_metadata(folder: Path, module: str, group: str, row: str) -> None:
     (metadata / "entry_points.txt").write_text(f"[{group}]\n{row}\n")
 
 
+@pytest.fixture
+def nobody_expires(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Disable the timeouts of silent peers.
+
+    A bus sends messages only when the test calls its methods. A busy machine can delay these calls.
+    """
+    monkeypatch.setattr("td3_robot.transport.link.PEER_TIMEOUT", 1e9)  # s
+    monkeypatch.setattr("td3_robot.transport.link.LONG_SILENCE", 1e9)
+
+
 def poll_until(check: Callable[[], Any], complaint: Callable[[], str], timeout: float = 300) -> Any:
     """Wait until ``check`` returns a true value.
 

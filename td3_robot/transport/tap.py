@@ -199,14 +199,13 @@ class Tap:
         state, server = self._session.state, self._session.session
         if self._deaf:  # a suspended monitor is back: send it the kept messages that it missed
             self._deaf = False
-            self._merge(entry for entry in self._kept_entries() if entry.number > self._newest)
+            self._merge(self._kept_entries(after=self._newest))
         if self._session.receive(frames, now):
             # A recorder drops repeated messages. A monitor does not drop them, so it must get each message only once.
             new = self._to_recorder or server != self._session.session
             self._forget_sent(now)
             again = [entry for _, entries in self._sent for entry in entries]
-            kept = (entry for entry in self._kept_entries() if new or entry.number > self._newest)
-            self._merge([*kept, *again])
+            self._merge([*self._kept_entries(after=0 if new else self._newest), *again])
             self._expected, self._before_first, self._reconnect_until = True, False, None
             self._sent.clear()
             self._sent_bytes = 0
@@ -214,8 +213,9 @@ class Tap:
         self._note_loss(state, now)
         return []
 
-    def _kept_entries(self) -> Iterator[_Entry]:
-        return (_Entry(number, record) for kept in self._kept.values() for number, record in kept)
+    def _kept_entries(self, after: int) -> Iterator[_Entry]:
+        """The kept Records whose numbers are higher than ``after``."""
+        return (_Entry(number, record) for kept in self._kept.values() for number, record in kept if number > after)
 
     def _merge(self, entries: Iterable[_Entry]) -> None:
         """Add earlier entries to the gathered entries. The result is sorted by number, and has no entry twice."""

@@ -244,9 +244,9 @@ def test_the_page_of_results_shows_every_trial(tmp_path: Path, monkeypatch: pyte
     differs from the title by less than 1,000.
     """
     trials = importlib.import_module("trials")
-    assert "\n".join(trials.table()) in trials.PAGE.read_text(encoding="utf-8")
+    assert "\n".join(trials.tables()) in trials.PAGE.read_text(encoding="utf-8")
     monkeypatch.setattr(trials, "FILE", tmp_path / "trials.json")
     trials.keep("robots_4-102", [[20_001, 85.2, 50], [30_000, 108.0, 108], [31_500, 1, 1]])
     trials.keep("robots_4-101", [[20_000, 94.4, 1000]])
-    [row] = [line for line in trials.table() if "with 4 robots" in line]
+    [row] = [line for line in trials.tables() if "with 4 robots" in line]
     assert [cell.strip() for cell in row.split("|")[2:5]] == ["94 (0.1), 85 (1.7)", "–, 108 (1.0)", "–, –"]

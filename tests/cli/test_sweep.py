@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import csv
-import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -86,7 +85,7 @@ def test_a_stopped_sweep_continues(command: Callable[..., Command], tmp_path: Pa
 
     second = command(*arguments, *words)
     assert second.finish() == 0, second.output()
-    assert re.search("[1-3] of 4 runs are finished already", second.output())
+    assert "1 of 4 runs are finished already" in second.output()
     with (tmp_path / "s" / "sweep.csv").open() as file:
         rows = list(csv.DictReader(file))
     names = ["n_step=1-seed0", "n_step=1-seed1", "n_step=3-seed0", "n_step=3-seed1"]

@@ -120,15 +120,14 @@ def _operate_on_the_page(command: Callable[..., Command]) -> None:
 
     poll_until(lambda: names() >= SERVERS | SIMULATORS | {"learner"}, lambda: "the page does not show all nodes")
     connection.close()
-    answers: list[Any] = []
 
-    def stopped() -> bool:  # on a busy machine, a simulator can confirm the stop too late
+    def stop() -> dict[str, Any] | None:  # on a busy machine, a simulator can confirm the stop too late
         connection.request("POST", "/act", json.dumps({"verb": "estop"}), headers)
-        answers.append(json.loads(connection.getresponse().read()))
-        return bool(answers[-1]["done"])
+        answer: dict[str, Any] = json.loads(connection.getresponse().read())
+        return answer if answer["done"] else None
 
-    poll_until(stopped, lambda: str(answers[-1]))
-    assert (answers[-1]["state"], set(answers[-1]["confirmed"])) == ("fault", SIMULATORS)
+    done = poll_until(stop, lambda: "not all simulators confirm the emergency stop")
+    assert (done["state"], set(done["confirmed"])) == ("fault", SIMULATORS), done
     connection.close()
     site.interrupt()
     site.finish()

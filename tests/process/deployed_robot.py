@@ -47,6 +47,20 @@ def bundle(torque: float = 0.5, version: int = 3, hidden: tuple[int, ...] = (4,)
     return Bundle(SPEC, hidden, {**tensors, **changes}, provenance={"version": version})
 
 
+def program(limits: Mapping[str, float]) -> tuple[str, ...]:
+    """Words after ``python`` that start the command td3-robot with longer time limits, which a busy machine can meet.
+
+    Args:
+        limits: maps a constant of the package to its new value, for example
+            ``{"td3_robot.transport.link.PEER_TIMEOUT": 300}``.
+    """
+    if not limits:
+        return "-m", "td3_robot.cli.main"
+    places = [(*name.rsplit(".", 1), value) for name, value in limits.items()]
+    changes = "".join(f"import {module}; {module}.{constant} = {value}\n" for module, constant, value in places)
+    return "-c", f"{changes}import sys\nfrom td3_robot.cli.main import main\nsys.exit(main(sys.argv[1:]))"
+
+
 class Robot:
     """The processes of one robot and the folder in which they run."""
 
@@ -102,14 +116,11 @@ class Robot:
         Args:
             options: further words of the command line.
             log: file for the output.
-            limits: values for time limits of ``td3_robot.transport.link``, so that a busy machine does not exceed them.
+            limits: see ``program``.
             how: arguments of ``_start``.
         """
         words = ("policy", "--bundle", "policy.safetensors", "--config", "robot.yaml", *options)
-        changes = "".join(f"link.{name} = {value}; " for name, value in (limits or {}).items())
-        code = f"import sys; from td3_robot.transport import link; {changes}from td3_robot.cli.main import main; "
-        program = ("-c", f"{code}sys.exit(main(sys.argv[1:]))") if limits else ("-m", "td3_robot.cli.main")
-        return self._start(log, *program, *words, **how)
+        return self._start(log, *program(limits or {}), *words, **how)
 
     def drive(self, example: Path = EXAMPLE, **how: Any) -> subprocess.Popen[str]:
         words = [str(DRIVER), "record", "fault", str(example), "--config", "driver.yaml"]

@@ -249,7 +249,7 @@ def test_messages_sent_before_ctrl_c_are_recorded(command: Callable[..., Any], t
     sequences = [entry.sequence for entry in Session([tmp_path / "leg.mcap"]).entries(("status",))]
     assert sequences == list(range(len(sequences)))
     # The recorder waits only 0.5 s for records in transit. If this test was late, the recording may lack some records.
-    assert len(sequences) == 300 or late > 0.25
+    assert len(sequences) == 300 or late > 0.4
 
 
 @pytest.mark.parametrize("ring", [(), ("--ring-s", "30")], ids=["all", "ring"])

@@ -29,10 +29,12 @@ from tests.process.deployed_robot import (
     periods,
 )
 
+LINK = "td3_robot.transport.link"
+
 
 def test_second_server_and_second_driver_are_refused(robot: Robot, monkeypatch: pytest.MonkeyPatch) -> None:
     robot.configure(**PATIENT)
-    robot.serve(limits={"DRIVER_SILENCE": 300, "PEER_TIMEOUT": 300})
+    robot.serve(limits={f"{LINK}.DRIVER_SILENCE": 300, f"{LINK}.PEER_TIMEOUT": 300})
     robot.drive()
     begin = robot.running()
     second = robot.serve(log="second.log")
@@ -99,7 +101,7 @@ def test_refused_driver_makes_its_robot_safe_while_a_dead_driver_has_the_same_na
     clients.
     """
     robot.configure()
-    robot.serve(limits={"PEER_TIMEOUT": 300})
+    robot.serve(limits={f"{LINK}.PEER_TIMEOUT": 300})
     gate = robot.folder / "gate"
     monkeypatch.setenv("GATE", str(gate))
     words = (str(DRIVER), "record", "fault", str(EXAMPLE), "--config", "driver.yaml", "--incarnation", "7")

@@ -27,15 +27,16 @@ from td3_robot.recording.values import whole
 from td3_robot.replay import check as replay
 from td3_robot.transport.keys import CLIENT, KeyFolder
 from tests.process.conftest import LOOPBACK, free_ports
-from tests.process.deployed_robot import PATIENT, POLICY, SAFE, periods
+from tests.process.deployed_robot import PATIENT, POLICY, SAFE, periods, program
 from tests.process.test_deployed_recording import Recorded, stop
 
 OPERATOR = "apply 0.250000"
-KILLED = """
+SILENCE = "td3_robot.operators._SILENCE"
+KILLED = f"""
 import sys
 import td3_robot as tr
 import td3_robot.operators
-td3_robot.operators._SILENCE = 60.0
+{SILENCE} = 60.0
 robot = tr.connect(sys.argv[1], timeout=60).takeover("leg")
 while True:
     robot.command([0.25])
@@ -43,19 +44,10 @@ while True:
 """
 
 
-COMMAND = """
-import sys
-import td3_robot.operators
-from td3_robot.cli.main import main
-td3_robot.operators._SILENCE = 60.0
-sys.exit(main(sys.argv[1:]))
-"""
-
-
 @pytest.fixture
 def robot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     """A robot whose operators do not give up if the server is silent for over 3 s, as on a busy machine."""
-    monkeypatch.setattr("td3_robot.operators._SILENCE", 60.0)
+    monkeypatch.setattr(SILENCE, 60.0)
     made = Recorded(tmp_path)
     yield made
     made.end()
@@ -202,7 +194,7 @@ def test_the_robot_of_a_failed_program_keeps_the_safe_action_after_a_server_rest
 def command_line(robot: Recorded, source: Any) -> subprocess.Popen[str]:
     words = ("node", "takeover", "--target", "leg", "--config", "robot.yaml", "--timeout", "60")
     process = subprocess.Popen(
-        [sys.executable, "-c", COMMAND, *words],
+        [sys.executable, *program({SILENCE: 60}), *words],
         cwd=robot.folder,
         stdin=source,
         stdout=subprocess.PIPE,

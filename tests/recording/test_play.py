@@ -46,9 +46,9 @@ def endpoint(tmp_path: Path) -> str:
 
 
 @pytest.fixture
-def server(endpoint: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Bus]:
-    """A policy server that accepts Steps at ``endpoint``, also from a client that was silent for a long time."""
-    monkeypatch.setattr("td3_robot.transport.link.PEER_TIMEOUT", 1e9)
+def server(endpoint: str, nobody_expires: None) -> Iterator[Bus]:
+    """A policy server that accepts Steps at ``endpoint``."""
+    del nobody_expires
     bus = Bus()
     bus.serve(endpoint, ServerLink("policy", "policy", dict.fromkeys(ROBOT_ROLES, (Step,)), {}, 1))
     yield bus

@@ -57,15 +57,6 @@ def wait_for_policy_state(console: Console, words: str) -> None:
     poll_until(lambda: words in (console.newest(topic) or {}).get("message", ""), lambda: str(console.newest(topic)))
 
 
-def follow(console: Console, verb: str, state: str) -> None:
-    """Repeat a lifecycle transition until it succeeds: on a busy machine, the policy server can answer too late."""
-    poll_until(
-        lambda: console.change(NODE, verb) or console.state(NODE) == state,
-        lambda: f"{NODE} is {console.state(NODE)}, not {state}",
-    )
-    wait_for_state(console, state)
-
-
 def expect_commands(console: Console, topic: str, expected: Any, safe: Any, count: int) -> None:
     """Wait for ``count`` commands equal to ``expected``. Before them, only the safe action ``safe`` may come."""
     taken: list[Any] = []
@@ -121,7 +112,7 @@ def test_each_channel_gets_its_value_in_any_order_of_the_joints(world: World) ->
 
 
 def control(world: World, commands: int) -> float:
-    """Let the policy control the robot until it has received ``commands`` commands and its hip stays at 0.
+    """Let the policy control the robot until it has received ``commands`` commands. Its hip must then be at 0.
 
     Returns:
         Mean number of commands per period of the robot.
@@ -140,18 +131,12 @@ def control(world: World, commands: int) -> float:
 
     robot.take_lines()
     begin = counts(robot.output())
-    still = 0  # number of newest lines, one per 0.5 s, in which the hip is at 0
-
-    def settled(match: re.Match[str]) -> bool:
-        nonlocal still
-        still = still + 1 if abs(float(match[3])) < 0.02 else 0
-        return int(match[2]) >= commands and still >= 4
-
-    line = robot.wait_for(pattern + r".* (\S+)$", settled, timeout=600)
+    line = robot.wait_for(pattern, lambda match: int(match[2]) >= commands, timeout=600)
     periods, made = (after - before for before, after in zip(begin, counts(line), strict=True))
     assert acts(console)
     driver.interrupt()
     assert driver.finish() == 128 + signal.SIGINT
+    assert abs(float(line.split()[-1])) < 0.02
     assert not re.search(r"-> fault|FAULT", "\n".join(driver.lines[started:]))
     poll_until(lambda: console.newest("/commands") == [0.0], lambda: "the last command is not the safe action")
     return made / periods
@@ -163,7 +148,7 @@ def test_the_policy_controls_the_robot_through_ros(hip: World) -> None:
 
 @pytest.mark.slow
 def test_the_policy_controls_the_robot_for_a_minute_at_100_hz(hip: World) -> None:
-    assert control(hip, commands=6000) > 0.2  # not 1, because a busy test machine delays some commands
+    assert control(hip, commands=6000) > 0.5  # not 1, because a busy test machine delays some commands
 
 
 def test_a_killed_publisher_leads_to_the_safe_action_until_a_person_activates_the_driver(hip: World) -> None:
@@ -186,7 +171,8 @@ def test_a_killed_publisher_leads_to_the_safe_action_until_a_person_activates_th
     poll_until(lambda: came.extend(console.take("/joint_states")) or len(came) > 10, lambda: "the robot is silent")
     wait_for_safe(console)
     assert console.state(NODE) == "inactive"
-    moves(console)  # only an active driver lets the policy move the robot
+    moves(console)
+    assert console.state(NODE) == "active"
 
 
 def test_a_paused_publisher_leads_to_the_safe_action_and_automatic_recovery(hip: World) -> None:
@@ -276,12 +262,15 @@ def test_lifecycle_transitions_of_ros_reach_the_driver(hip: World) -> None:
     poll_until(lambda: (console.newest(topic) or {}).get("level") == 1, driver.output)  # WARN
     assert console.state(NODE) == "unconfigured"
     assert operator.state(target="robot").state == "unconfigured"
-    follow(console, "configure", "inactive")
+    assert console.change(NODE, "configure") is True
+    wait_for_state(console, "inactive")
     assert operator.state(target="robot").state == "inactive"
-    follow(console, "activate", "active")
+    assert console.change(NODE, "activate") is True
+    wait_for_state(console, "active")
     assert operator.state(target="robot").state == "active"
     poll_until(lambda: acts(console), driver.output)
-    follow(console, "deactivate", "inactive")
+    assert console.change(NODE, "deactivate") is True
+    wait_for_state(console, "inactive")
     assert operator.state(target="robot").state == "inactive"
     wait_for_safe(console)
     assert console.change(NODE, "cleanup") is False

@@ -86,6 +86,9 @@ def test_a_training_appears_as_ros_topics(ros: World, train: Callable[..., Comma
     assert monitor.finish() == 0, monitor.output()  # the monitor ends with the run
 
     got = listener.got
+    for states in (got["/walker/policy/state"], got["/walker/sim_0/state"]):
+        # A node sends a late monitor all its changes of state.
+        assert states in ([{"data": "active"}], [{"data": "inactive"}, {"data": "active"}])
     names = [channel.name for channel in spec("Walker2D").observations]
     assert got[f"{base}/observation"][0]["layout"]["dim"][0]["label"].split(", ") == names
     joints = [name.removesuffix(".position") for name in names if name.endswith(".position")]

@@ -19,16 +19,6 @@ AGREEMENT = {"task": "Toy", "timing": "free"}
 
 
 @pytest.fixture
-def nobody_expires(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Disable the timeouts of silent peers.
-
-    A bus sends messages only when the test calls its methods. A busy machine can delay these calls.
-    """
-    monkeypatch.setattr(handshake, "PEER_TIMEOUT", 1e9)  # s
-    monkeypatch.setattr(handshake, "LONG_SILENCE", 1e9)
-
-
-@pytest.fixture
 def time_to_leave(monkeypatch: pytest.MonkeyPatch) -> None:
     """Give a closing bus enough time to send its last messages on a busy machine."""
     monkeypatch.setattr("td3_robot.transport.bus._FAREWELL", 60_000)  # ms
