@@ -8,6 +8,7 @@ from __future__ import annotations
 import base64
 import contextlib
 import json
+import re
 import socket
 import struct
 from collections.abc import Callable, Iterator
@@ -51,7 +52,20 @@ class Viewer:
         message = json.loads(received)
         if message["op"] == "advertise":
             self.channels |= {channel["topic"]: channel for channel in message["channels"]}
+        elif message["op"] == "status":
+            self._ask_again(message)
         return None
+
+    def _ask_again(self, status: dict[str, Any]) -> None:
+        """Subscribe again if the server did not know the channel yet. Any other status is a failure.
+
+        Version 0.30.3 of foxglove-sdk advertises a channel a moment before it accepts subscriptions to the channel.
+        """
+        unknown = re.fullmatch(r"Unknown channel ID: (\d+)", status["message"])
+        assert unknown, status
+        channel = int(unknown[1])
+        topic = next(topic for topic, known in self.channels.items() if known["id"] == channel)
+        self.subscribe(topic)
 
     def subscribe(self, *topics: str) -> None:
         """Wait until the topics are advertised, and subscribe to them."""
@@ -59,7 +73,7 @@ class Viewer:
             self.receive()
         wanted = []
         for topic in topics:
-            self._topics[len(self._topics)] = topic
+            self._topics[len(self._topics)] = topic  # each subscription has a new number
             wanted.append({"id": len(self._topics) - 1, "channelId": self.channels[topic]["id"]})
         self.socket.send(json.dumps({"op": "subscribe", "subscriptions": wanted}))
 
