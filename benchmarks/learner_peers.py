@@ -1,6 +1,6 @@
 """Compare TD3 updates per second: our learner, Stable-Baselines3, SBX, and the matrix products alone.
 
-    python benchmarks/learner_peers.py [--networks 400-300] [--threads 2] [--repetitions 9] [--json]
+    python benchmarks/learner_peers.py [--networks 400-300] [--threads 2] [--batch 256] [--repetitions 9] [--json]
 
 Two contestants compute only the matrix products of an update: one in fp32, the other in bf16. No update can be faster
 than its matrix products in the same precision. So the table calls the speed of these products the peak. The script
@@ -21,7 +21,7 @@ import torch
 from sbx_peer import SBX, use_cores
 
 from td3_robot.bench import harness, learner
-from td3_robot.bench.example import ACTIONS, BATCH, OBSERVATIONS, transitions
+from td3_robot.bench.example import ACTIONS, OBSERVATIONS, transitions
 from td3_robot.bench.learner import STORED, Contestants, Run
 from td3_robot.learner.engine.td3 import DTYPES
 
@@ -41,20 +41,20 @@ def main() -> int:
         case = row["network"], row["threads"]
         same = [other for other in report["results"] if (other["network"], other["threads"]) == case]
         speeds = {other["kind"]: other["rounds"] for other in same}
-        row |= compare(learner.NETWORKS[row["network"]], speeds, row["kind"])
+        row |= compare(learner.NETWORKS[row["network"]], options.batch, speeds, row["kind"])
     return harness.show(report, options.json, lines)
 
 
-def peers(hidden: Sequence[int], threads: int, device: str) -> Contestants:
-    products_of = {f"products {name}": partial(products_alone, name, hidden, threads, device) for name in DTYPES}
-    sbx = {"sbx": partial(stable_baselines_jax, hidden, threads)} if SBX and device == "cpu" else {}
-    return {"sb3": partial(stable_baselines3, hidden, threads, device), **sbx, **products_of}
+def peers(hidden: Sequence[int], batch: int, threads: int, device: str) -> Contestants:
+    products_of = {f"products {name}": partial(products_alone, name, hidden, batch, threads, device) for name in DTYPES}
+    sbx = {"sbx": partial(stable_baselines_jax, hidden, batch, threads)} if SBX and device == "cpu" else {}
+    return {"sb3": partial(stable_baselines3, hidden, batch, threads, device), **sbx, **products_of}
 
 
-def compare(hidden: Sequence[int], speeds: Mapping[str, Sequence[float]], kind: str) -> dict[str, Any]:
+def compare(hidden: Sequence[int], batch: int, speeds: Mapping[str, Sequence[float]], kind: str) -> dict[str, Any]:
     """Compare a contestant with the others. ``speeds``: updates per second of each contestant in each round."""
     alone = f"products {kind.rpartition(' ')[2]}"
-    critic, actor = products(hidden)  # every second critic update has an actor update
+    critic, actor = products(hidden, batch)  # every second critic update has an actor update
     gflop = sum(2 * m * k * n for m, k, n in critic + critic + actor) / 2e9
     return {
         "gflops": statistics.median(speeds[kind]) * gflop,
@@ -64,21 +64,21 @@ def compare(hidden: Sequence[int], speeds: Mapping[str, Sequence[float]], kind: 
     }
 
 
-def stable_baselines3(hidden: Sequence[int], threads: int, device: str) -> Run:
+def stable_baselines3(hidden: Sequence[int], batch: int, threads: int, device: str) -> Run:
     from stable_baselines3 import TD3  # imported lazily: the import takes seconds, and other processes do not need it
 
     torch.set_num_threads(threads)
-    return updates_of(TD3, hidden, device)
+    return updates_of(TD3, hidden, batch, device)
 
 
-def stable_baselines_jax(hidden: Sequence[int], threads: int) -> Run:
+def stable_baselines_jax(hidden: Sequence[int], batch: int, threads: int) -> Run:
     use_cores(threads)
     from sbx import TD3
 
-    return updates_of(TD3, hidden, "cpu")  # SBX compiles all updates of a call into one loop
+    return updates_of(TD3, hidden, batch, "cpu")  # SBX compiles all updates of a call into one loop
 
 
-def updates_of(model_class: Any, hidden: Sequence[int], device: str) -> Run:
+def updates_of(model_class: Any, hidden: Sequence[int], batch: int, device: str) -> Run:
     """Prepare the updates of a TD3 class with the interface of Stable-Baselines3."""
     from stable_baselines3.common.envs import IdentityEnvBox
     from stable_baselines3.common.logger import Logger
@@ -96,7 +96,7 @@ def updates_of(model_class: Any, hidden: Sequence[int], device: str) -> Run:
     buffer.next_observations[:, 0] = next_observation
     buffer.full = True
     # As its last step, train() averages the losses in numpy. So train() returns only after the device has finished.
-    return lambda updates: model.train(gradient_steps=updates, batch_size=BATCH)
+    return lambda updates: model.train(gradient_steps=updates, batch_size=batch)
 
 
 def lines(report: harness.Report) -> Iterator[str]:
@@ -106,11 +106,11 @@ def lines(report: harness.Report) -> Iterator[str]:
         yield f"{line}  {row['over_sb3']:5.2f} × sb3{sbx}{share}"
 
 
-def products_alone(precision: str, hidden: Sequence[int], threads: int, device_name: str) -> Run:
+def products_alone(precision: str, hidden: Sequence[int], batch: int, threads: int, device_name: str) -> Run:
     """Prepare updates that compute only matrix products. Each thread computes its share of the updates."""
     device = torch.device(device_name)
     torch.set_num_threads(1)
-    critic, actor = products(hidden)
+    critic, actor = products(hidden, batch)
     random = torch.Generator(device).manual_seed(0)
 
     def operands(product: Product) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -135,22 +135,22 @@ def products_alone(precision: str, hidden: Sequence[int], threads: int, device_n
     return run
 
 
-def products(hidden: Sequence[int]) -> tuple[list[Product], list[Product]]:
+def products(hidden: Sequence[int], batch: int) -> tuple[list[Product], list[Product]]:
     """List the matrix products of a critic update, and the additional products of an actor update, for one batch."""
 
     def forward(sizes: Sequence[int]) -> list[Product]:
-        return [(BATCH, i, o) for i, o in pairwise(sizes)]
+        return [(batch, i, o) for i, o in pairwise(sizes)]
 
     def weight_gradients(sizes: Sequence[int]) -> list[Product]:
-        return [(o, BATCH, i) for i, o in pairwise(sizes)]
+        return [(o, batch, i) for i, o in pairwise(sizes)]
 
     def input_gradients(sizes: Sequence[int]) -> list[Product]:  # of every layer except the first
-        return [(BATCH, o, i) for i, o in pairwise(sizes[1:])]
+        return [(batch, o, i) for i, o in pairwise(sizes[1:])]
 
     actor, critic = [OBSERVATIONS, *hidden, ACTIONS], [OBSERVATIONS + ACTIONS, *hidden, 1]
     one_critic = forward(critic) + forward(critic) + weight_gradients(critic) + input_gradients(critic)
     critic_update = forward(actor) + 2 * one_critic
-    action_gradient = [*input_gradients(critic), (BATCH, hidden[0], ACTIONS)]
+    action_gradient = [*input_gradients(critic), (batch, hidden[0], ACTIONS)]
     actor_gradients = weight_gradients(actor) + input_gradients(actor)
     return critic_update, forward(actor) + forward(critic) + action_gradient + actor_gradients
 

@@ -1,6 +1,6 @@
 """``td3-robot bench learner``: TD3 updates per second of the learner on this machine.
 
-Batches of 256 come from a full replay buffer. Its transitions are random and have the sizes of Walker2D. The time
+The batches come from a full replay buffer. Its transitions are random and have the sizes of Walker2D. The time
 includes sampling. Each kind of update has its own process. On the CPU, each critic has a separate thread if the
 benchmark runs with two threads or more. In the kinds ``operators fp32`` and ``operators bf16``, all threads share every
 matrix product instead.
@@ -70,6 +70,7 @@ def options(command: str, description: str) -> harness.Options:
     parser.number("--seconds", 1.5, "S", "length of one measurement", low=0.01)
     parser.number("--repetitions", 5, "N", "measurements of each variant")
     parser.number("--threads", [1, 2], "N", "measure with each of these numbers of threads")
+    parser.number("--batch", BATCH, "N", "batch size")
     parser.add_argument("--networks", nargs="+", choices=NETWORKS, default=list(NETWORKS), help="default: both")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="default: %(default)s")
     parser.add_argument("--layer-norm", action="store_true", help="critics with LayerNorm")
@@ -78,18 +79,19 @@ def options(command: str, description: str) -> harness.Options:
 
 
 def measure(
-    options: argparse.Namespace, others: Callable[[Sequence[int], int, str], Contestants] = lambda *_: {}
+    options: argparse.Namespace, others: Callable[[Sequence[int], int, int, str], Contestants] = lambda *_: {}
 ) -> Report:
     """Measure every kind of update with each network and number of threads.
 
-    ``others`` takes the widths of the networks, the number of threads and the device. It returns more contestants.
+    ``others`` takes the widths of the networks, the batch size, the number of threads and the device. It returns more
+    contestants.
     """
     device = compute.device(options.device)
     report: Report = {
         "benchmark": "learner",
         "machine": harness.describe("td3-robot", "torch", "numpy"),
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
-        "batch": BATCH,
+        "batch": options.batch,
         "observations": OBSERVATIONS,
         "actions": ACTIONS,
         "layer_norm": options.layer_norm,
@@ -100,9 +102,10 @@ def measure(
     }
     for network, threads in itertools.product(options.networks, options.threads):
         hidden = NETWORKS[network]
-        contestants = others(hidden, threads, device.type)
+        contestants = others(hidden, options.batch, threads, device.type)
         for kind in _kinds(device, threads, compiled=not options.no_compile):
-            contestants[kind] = partial(ours, kind, hidden, threads, device.type, layer_norm=options.layer_norm)
+            settings = {"batch": options.batch, "layer_norm": options.layer_norm}
+            contestants[kind] = partial(ours, kind, hidden, threads, device.type, **settings)
         missing = {kind: reason for kind in contestants if (reason := lack(kind, device))}
         report["not_measured"] |= missing
         able = {kind: make for kind, make in contestants.items() if kind not in missing}
@@ -136,7 +139,7 @@ def _kinds(device: torch.device, threads: int, *, compiled: bool) -> list[str]:
     return kinds
 
 
-def ours(kind: str, hidden: Sequence[int], threads: int, device_name: str, *, layer_norm: bool) -> Run:
+def ours(kind: str, hidden: Sequence[int], threads: int, device_name: str, *, batch: int, layer_norm: bool) -> Run:
     """Prepare the learner's updates with this number of threads.
 
     Raises:
@@ -146,6 +149,7 @@ def ours(kind: str, hidden: Sequence[int], threads: int, device_name: str, *, la
     config = LearnerConfig(
         threads=threads,
         device=device_name,  # type: ignore[arg-type]
+        batch_size=batch,
         layer_norm=layer_norm,
         learning_rate=1e-3,
         **_LEARNING[kind],
@@ -162,7 +166,7 @@ def ours(kind: str, hidden: Sequence[int], threads: int, device_name: str, *, la
 
     def run(updates: int) -> None:
         for _ in range(updates):
-            algorithm.learn(buffer.sample(BATCH))
+            algorithm.learn(buffer.sample(batch))
         algorithm.metrics()  # waits for the device
 
     return run

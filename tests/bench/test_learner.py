@@ -27,8 +27,9 @@ def test_report_names_the_machine_and_every_kind_of_update(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(compute, "bf16_problem", lambda *_: "processor has none")
-    found = report(capsys, "--threads", "2", "--layer-norm")
+    found = report(capsys, "--threads", "2", "--batch", "32", "--layer-norm")
     assert found["machine"]["cores"] >= 1
+    assert found["batch"] == 32
     assert found["machine"]["packages"].keys() == {"td3-robot", "torch", "numpy"}
     assert found["not_measured"] == dict.fromkeys(("bf16", "operators bf16"), "this processor has none")
     assert [row["kind"] for row in found["results"]] == ["fp32", "operators fp32"]
@@ -68,7 +69,7 @@ def test_ratio_is_the_median_of_the_ratios_of_all_rounds() -> None:
 
 def test_crash_of_a_contestant_ends_the_benchmark() -> None:
     """The contestant uses a device that does not exist."""
-    fp32 = partial(bench.ours, "fp32", (8,), 1, "nowhere", layer_norm=False)
+    fp32 = partial(bench.ours, "fp32", (8,), 1, "nowhere", batch=4, layer_norm=False)
     with pytest.raises(NodeError, match=r"fp32 failed: RuntimeError: .*nowhere"):
         bench.take_turns({"fp32": fp32}, 0.01, 1)
 

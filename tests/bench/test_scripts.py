@@ -47,7 +47,7 @@ def test_products_of_an_update_match_a_hand_calculation() -> None:
     Actor update: actor 118; critic 127; gradient of the critic's action input 3·1 + 4·3 + 4·6 = 39; weight gradients
     of the actor 118; input gradients of the actor except in the first layer 4·3 + 3·6 = 30; sum 432.
     """
-    critic, actor = importlib.import_module("learner_peers").products((4, 3))
+    critic, actor = importlib.import_module("learner_peers").products((4, 3), 256)
     assert sum(m * k * n for m, k, n in critic) == 256 * 910
     assert sum(m * k * n for m, k, n in actor) == 256 * 432
 
