@@ -9,37 +9,18 @@ The script needs ``pip install pybullet_envs_gymnasium==0.6.0``.
 
 from __future__ import annotations
 
-import contextlib
-import ctypes
-import os
-import sys
 from collections.abc import Iterator
 
 import gymnasium
 from td3_robot_sims import bench_sim
 from td3_robot_sims.bench_sim import ALONE, FLEETS, OURS, SEED, TASKS, Contestants
+from td3_robot_sims.quiet import stdout_to_stderr
 
 from td3_robot.bench import harness
 from td3_robot.specs import Float32
 
 PUBLISHED = "pybullet_envs_gymnasium"
 WRAPPED = "td3_robot_gymnasium"
-
-
-@contextlib.contextmanager
-def c_output_on_stderr() -> Iterator[None]:
-    """Redirect C code's standard output to standard error inside the block. Do not use ``sys.stdout`` in the block."""
-    library = ctypes.CDLL(None)
-    sys.stdout.flush()
-    library.fflush(None)
-    real = os.dup(1)
-    os.dup2(2, 1)
-    try:
-        yield
-    finally:
-        library.fflush(None)
-        os.dup2(real, 1)
-        os.close(real)
 
 
 class Gymnasium:
@@ -82,7 +63,7 @@ def peers(task: str) -> Contestants:
 def main() -> int:
     parser = bench_sim.options("python benchmarks/sim_peers.py", "Compare simulation speed with the published robots.")
     options = parser.parse_args()
-    with c_output_on_stderr():  # the published robots print text, which would corrupt the JSON
+    with stdout_to_stderr():  # the published robots print text, which would corrupt the JSON
         import pybullet_envs_gymnasium  # noqa: F401  registers its robots
         import td3_robot_sims.gymnasium_env  # noqa: F401  registers ours
 

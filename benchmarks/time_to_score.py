@@ -29,6 +29,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+from td3_robot_sims.quiet import stdout_to_stderr
 
 from td3_robot import runs
 from td3_robot.bench import harness
@@ -241,11 +242,9 @@ def train_ours(training: Training, folder: Path) -> None:
 
 def train_peer(training: Training) -> list[Point]:
     """Train with another package in this process. Return the evaluations."""
-    from sim_peers import c_output_on_stderr  # imports gymnasium
-
     warnings.simplefilter("ignore")  # the packages warn about each other
     begin, evaluating = time.monotonic(), 0.0
-    with c_output_on_stderr():
+    with stdout_to_stderr():
         import gymnasium
         import pybullet_envs_gymnasium  # noqa: F401  registers its robots
         from stable_baselines3.common.evaluation import evaluate_policy

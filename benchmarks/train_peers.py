@@ -18,6 +18,7 @@ from functools import partial
 from typing import Any
 
 from sbx_peer import SBX, use_cores
+from td3_robot_sims.quiet import stdout_to_stderr
 
 from td3_robot.bench import harness, train
 from td3_robot.bench.train import RECORD, WARM_UP, Contestants
@@ -63,10 +64,8 @@ def peer(name: str, *, threads: int, hidden: Sequence[int], batch: int, steps: i
 
 def _their_training(name: str, threads: int, hidden: list[int], batch: int, steps: int) -> float:
     """Train, and return the seconds for ``steps`` steps."""
-    from sim_peers import c_output_on_stderr  # imports gymnasium
-
     warnings.simplefilter("ignore")  # the packages imported below warn about each other
-    with c_output_on_stderr():
+    with stdout_to_stderr():
         import gymnasium
         import pybullet_envs_gymnasium  # noqa: F401  registers its robots
         import torch

@@ -20,6 +20,7 @@ from td3_robot.specs import Float32
 from td3_robot.util import machine
 from td3_robot_sims import tasks
 from td3_robot_sims.backends.base import Environment
+from td3_robot_sims.quiet import stdout_to_stderr
 from td3_robot_sims.vector_env import VectorEnvironment
 
 TASKS = ("Walker2D", "Ant")
@@ -39,7 +40,9 @@ resets it if its episode has ended. With one robot alone, the call that ends an 
 def main(arguments: Sequence[str]) -> int:
     description = "Measure steps per second of the simulated robots, and the memory of a robot."
     given = options("td3-robot bench sim", description).parse_args(arguments)
-    return harness.show(measure(given), given.json, lines)
+    with stdout_to_stderr():
+        report = measure(given)
+    return harness.show(report, given.json, lines)
 
 
 def options(command: str, description: str) -> harness.Options:

@@ -8,7 +8,7 @@ import json
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext, redirect_stdout, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,6 +26,7 @@ from td3_robot.runtime.progress import Working
 from td3_robot.util import arguments, extras, resources
 from td3_robot_sims import tasks
 from td3_robot_sims.backends.base import Environment
+from td3_robot_sims.quiet import stdout_to_stderr
 from td3_robot_sims.rollout import SEED_OFFSET, Episode
 from td3_robot_sims.rollout import episodes as episodes_of
 
@@ -115,7 +116,7 @@ def main(words: Sequence[str] | None = None) -> int:
     policy = load_policy(options.policy)
     task = _trained_task(policy, "--task {task}") if options.task is None else options.task
     numbers = {"episodes": options.episodes, "seed": options.seed, "max_steps": options.max_steps}
-    with redirect_stdout(sys.stderr):  # if a task prints text, keep it out of the result
+    with stdout_to_stderr():  # if a task prints text, keep it out of the result
         result = evaluate(policy, task=task, video=options.video, **numbers)
     _report(result, policy, options)
     return 0

@@ -1,12 +1,13 @@
-"""Keeps known output of C libraries off the terminal."""
+"""Keeps output of simulated robots, from Python and C code, out of the way."""
 
 from __future__ import annotations
 
+import ctypes
 import os
 import sys
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
 
 
 @contextmanager
@@ -34,3 +35,27 @@ def without_lines(*beginnings: bytes) -> Iterator[None]:
             rest = b"".join(line for line in caught if not line.startswith(beginnings))
             if rest:
                 os.write(2, rest)
+
+
+@contextmanager
+def stdout_to_stderr() -> Iterator[None]:
+    """Inside the block, send everything that Python or C code writes to standard output to standard error.
+
+    C code writes to the file descriptor and not to ``sys.stdout``, so this function also replaces the descriptor. C
+    code keeps its output in a buffer, so this function empties the buffer before and after the block.
+    """
+    library = ctypes.CDLL(None)
+    with redirect_stdout(sys.stderr):
+        library.fflush(None)
+        try:
+            real = os.dup(1)
+        except OSError:  # standard output is closed
+            yield
+            return
+        os.dup2(2, 1)
+        try:
+            yield
+        finally:
+            library.fflush(None)
+            os.dup2(real, 1)
+            os.close(real)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import importlib
 import json
 import subprocess
@@ -225,16 +224,6 @@ def test_the_script_sim_peers_compares_td3_robot_with_the_published_robots() -> 
         assert alone["td3_robot_over_published"] == pytest.approx(ours / theirs)
         assert alone["td3_robot_gymnasium_over_published"] > 0
         assert all(row["td3_robot_over_published"] > 0 for row in found["fleet"][task].values())
-
-
-def test_buffered_output_of_c_code_goes_to_standard_error(capfd: pytest.CaptureFixture[str]) -> None:
-    library = ctypes.CDLL(None)
-    library.puts(b"before")
-    with importlib.import_module("sim_peers").c_output_on_stderr():
-        library.puts(b"inside")
-    library.puts(b"after")
-    library.fflush(None)
-    assert capfd.readouterr() == ("before\nafter\n", "inside\n")
 
 
 def test_the_page_of_results_shows_every_trial(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

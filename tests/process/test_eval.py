@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
 import math
 import subprocess
@@ -89,7 +90,10 @@ def test_webm_mkv_and_gif_videos_are_written(policy: Path, name: str, tmp_path: 
 
 
 class Talker(gymnasium.Env[Any, Any]):
-    """A task that prints to stdout and cannot be rendered. If ``broken``, the third reward is NaN."""
+    """A task that prints to stdout, from Python and from C code, and cannot be rendered.
+
+    If ``broken``, the third reward is NaN.
+    """
 
     observation_space = spaces.Box(-1, 1, (2,), np.float32)
     action_space = spaces.Box(-1, 1, (1,), np.float32)
@@ -100,6 +104,9 @@ class Talker(gymnasium.Env[Any, Any]):
     def reset(self, *, seed: int | None = None, options: Any = None) -> Any:  # noqa: ARG002
         super().reset(seed=seed)
         print("reset!")
+        library = ctypes.CDLL(None)
+        library.puts(b"reset in C!")
+        library.fflush(None)
         self.made = 0
         return np.zeros(2, np.float32), {}
 
@@ -114,7 +121,7 @@ gymnasium.register("td3_robot_tests/Broken-v0", Talker, max_episode_steps=5, kwa
 
 
 def test_task_output_goes_to_stderr_and_nan_rewards_are_errors(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     for name in ("Talker", "Broken"):
         task = f"gymnasium:td3_robot_tests/{name}-v0"
@@ -123,13 +130,13 @@ def test_task_output_goes_to_stderr_and_nan_rewards_are_errors(
         Bundle(spec, (4,), tensors, provenance={"task": task}).save(tmp_path / f"{name}.safetensors")
     talker = str(tmp_path / "Talker.safetensors")
     assert main(["eval", talker, "--episodes", "2", "--json"]) == 0
-    output = capsys.readouterr()
+    output = capfd.readouterr()
     assert json.loads(output.out)["returns"] == [5.0, 5.0]
-    assert output.err.count("reset!") == 2
+    assert output.err.count("reset!") == output.err.count("reset in C!") == 2
     assert main(["eval", talker, "--video", str(tmp_path / "a.mp4")]) == 2
-    assert "cannot be drawn: its environment has no pictures" in capsys.readouterr().err
+    assert "cannot be drawn: its environment has no pictures" in capfd.readouterr().err
     assert main(["eval", str(tmp_path / "Broken.safetensors")]) == 1
-    error = capsys.readouterr().err.splitlines()[-1]
+    error = capfd.readouterr().err.splitlines()[-1]
     assert error.endswith("the reward of step 3 of episode 0 is nan; it must be finite")
 
 

@@ -1,11 +1,12 @@
-"""``without_lines`` drops only the lines that start with a given text, even if C code writes the lines."""
+"""Output of Python and C code: lines that are dropped, and output that goes to standard error instead."""
 
 from __future__ import annotations
 
+import ctypes
 import os
 
 import pytest
-from td3_robot_sims.quiet import without_lines
+from td3_robot_sims.quiet import stdout_to_stderr, without_lines
 
 
 def test_only_lines_with_the_given_beginning_are_dropped(capfd: pytest.CaptureFixture[str]) -> None:
@@ -25,3 +26,17 @@ def test_lines_that_are_not_dropped_are_written_even_after_an_exception(capfd: p
     with pytest.raises(OSError, match="broken"):
         fail()
     assert capfd.readouterr().err == "last line\n"
+
+
+def test_output_of_python_and_c_code_goes_to_standard_error(capfd: pytest.CaptureFixture[str]) -> None:
+    """C code keeps "before" and "inside" in its buffer. Nevertheless, "before" goes to standard output."""
+    library = ctypes.CDLL(None)
+    library.puts(b"before")
+    with stdout_to_stderr():
+        library.puts(b"inside")
+        print("inside, from Python")
+    library.puts(b"after")
+    library.fflush(None)
+    output = capfd.readouterr()
+    assert output.out == "before\nafter\n"
+    assert sorted(output.err.splitlines()) == ["inside", "inside, from Python"]
