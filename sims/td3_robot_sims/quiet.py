@@ -1,4 +1,4 @@
-"""Keeps output of simulated robots, from Python and C code, out of the way."""
+"""Drops or redirects output of simulated robots, from Python and C code."""
 
 from __future__ import annotations
 
@@ -39,12 +39,14 @@ def without_lines(*beginnings: bytes) -> Iterator[None]:
 
 @contextmanager
 def stdout_to_stderr() -> Iterator[None]:
-    """Inside the block, send everything that Python or C code writes to standard output to standard error.
+    """Redirect standard output to standard error inside the block, for Python and C code.
 
     C code writes to the file descriptor and not to ``sys.stdout``, so this function also replaces the descriptor. C
     code keeps its output in a buffer, so this function empties the buffer before and after the block.
     """
     library = ctypes.CDLL(None)
+    if sys.stdout:  # None if standard output is closed
+        sys.stdout.flush()
     with redirect_stdout(sys.stderr):
         library.fflush(None)
         try:

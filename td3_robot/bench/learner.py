@@ -204,6 +204,7 @@ def turn(seconds: float) -> Turn:
 
 def lines(report: Report) -> Iterator[str]:
     for row in report["results"]:
-        text = f"{row['network']}  {row['threads']} thread(s)  {row['kind']:15}{row['updates_per_s']:8.1f} updates/s"
+        text = f"{row['network']}  batch {report['batch']}  {row['threads']} thread(s)  "
+        text += f"{row['kind']:15}{row['updates_per_s']:8.1f} updates/s"
         text += f" [{row['lowest']:.1f}, {row['highest']:.1f}]"
         yield f"{text} {row['cpu_ms_per_update']:6.2f} ms of processor time"

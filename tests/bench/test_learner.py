@@ -13,6 +13,7 @@ from td3_robot.bench import learner as bench
 from td3_robot.cli import main as cli
 from td3_robot.errors import EXIT_USAGE, NodeError
 from td3_robot.learner import compute
+from td3_robot.learner.replay_buffer.buffer import Batch, ReplayBuffer
 
 SHORT = ["--seconds", "0.01", "--repetitions", "1", "--networks", "256-256", "--threads", "1", "--no-compile"]
 
@@ -48,8 +49,20 @@ def test_the_printed_text_has_one_line_for_each_result(
     lines = capsys.readouterr().out.splitlines()
     assert lines[1:] == [
         "not measured: bf16: this processor has none",
-        "256-256  1 thread(s)  fp32                2.0 updates/s [2.0, 2.0]   1.00 ms of processor time",
+        "256-256  batch 256  1 thread(s)  fp32                2.0 updates/s [2.0, 2.0]   1.00 ms of processor time",
     ]
+
+
+def test_updates_use_the_given_batch_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes, sample = list[int](), ReplayBuffer.sample
+
+    def recorded(buffer: ReplayBuffer, count: int) -> Batch:
+        sizes.append(count)
+        return sample(buffer, count)
+
+    monkeypatch.setattr(ReplayBuffer, "sample", recorded)
+    bench.ours("fp32", (8,), 1, "cpu", batch=32, layer_norm=False)(2)
+    assert sizes == [32, 32]
 
 
 def test_turn_of_zero_seconds_makes_one_block_of_updates(monkeypatch: pytest.MonkeyPatch) -> None:

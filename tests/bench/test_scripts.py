@@ -36,7 +36,7 @@ def test_the_script_learner_peers_compares_td3_robot_with_sb3_and_with_the_matri
 
 
 def test_products_of_an_update_match_a_hand_calculation() -> None:
-    """The actor is 22-4-3-6 and the critic is 28-4-3-1. In each network, all layers differ in size. The batch is 256.
+    """The actor is 22-4-3-6 and the critic is 28-4-3-1. In each network, all layers differ in size. The batch is 32.
 
     Multiplications for one sample: actor 22·4 + 4·3 + 3·6 = 118, critic 28·4 + 4·3 + 3·1 = 127.
 
@@ -46,9 +46,9 @@ def test_products_of_an_update_match_a_hand_calculation() -> None:
     Actor update: actor 118; critic 127; gradient of the critic's action input 3·1 + 4·3 + 4·6 = 39; weight gradients
     of the actor 118; input gradients of the actor except in the first layer 4·3 + 3·6 = 30; sum 432.
     """
-    critic, actor = importlib.import_module("learner_peers").products((4, 3), 256)
-    assert sum(m * k * n for m, k, n in critic) == 256 * 910
-    assert sum(m * k * n for m, k, n in actor) == 256 * 432
+    critic, actor = importlib.import_module("learner_peers").products((4, 3), 32)
+    assert sum(m * k * n for m, k, n in critic) == 32 * 910
+    assert sum(m * k * n for m, k, n in actor) == 32 * 432
 
 
 @pytest.mark.slow

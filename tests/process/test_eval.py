@@ -129,6 +129,8 @@ def test_task_output_goes_to_stderr_and_nan_rewards_are_errors(
         tensors = {name: np.zeros(shape, np.float32) for name, shape in layer_shapes(spec, (4,)).items()}
         Bundle(spec, (4,), tensors, provenance={"task": task}).save(tmp_path / f"{name}.safetensors")
     talker = str(tmp_path / "Talker.safetensors")
+    ctypes.CDLL(None).fflush(None)  # an earlier test can have left text in C's buffer
+    capfd.readouterr()
     assert main(["eval", talker, "--episodes", "2", "--json"]) == 0
     output = capfd.readouterr()
     assert json.loads(output.out)["returns"] == [5.0, 5.0]

@@ -63,9 +63,9 @@ class Viewer:
         """
         unknown = re.fullmatch(r"Unknown channel ID: (\d+)", status["message"])
         assert unknown, status
-        channel = int(unknown[1])
-        topic = next(topic for topic, known in self.channels.items() if known["id"] == channel)
-        self.subscribe(topic)
+        assert len(self._topics) < 100, f"the server still does not know channel {unknown[1]}"
+        topics = {channel["id"]: topic for topic, channel in self.channels.items()}
+        self.subscribe(topics[int(unknown[1])])
 
     def subscribe(self, *topics: str) -> None:
         """Wait until the topics are advertised, and subscribe to them."""
