@@ -4,8 +4,9 @@
 
 Two contestants compute only the matrix products of an update: one in fp32, the other in bf16. The table calls the speed
 of these products the peak. On a CPU, an update can be faster than its matrix products only by chance. On a GPU, our
-update is one CUDA graph, and the products are launched one by one. So a small update can be faster than the peak. The script
-needs ``pip install stable-baselines3``. SBX is Stable-Baselines3 in JAX; it needs ``pip install sbx-rl``.
+update is one CUDA graph, and the products are launched one by one. So a small update can be faster than the peak.
+
+The script needs ``pip install stable-baselines3``. SBX is Stable-Baselines3 in JAX; it needs ``pip install sbx-rl``.
 """
 
 from __future__ import annotations

@@ -153,10 +153,13 @@ class _Examination:
         expect = self.checks
         expect.require("hello", self._until(wait, lambda: bool(self.hellos)), f"no Hello within {wait:g} s")
         self._until(_QUEUED, lambda: False)
-        count = len(self.hellos)
-        again = self._until(3.0, lambda: len(self.hellos) >= count + 4)
-        times = [at for at, _ in self.hellos[count:]]
-        passed = times[-1] - times[0] if again else 3.0
+        for _ in range(3):  # if this process pauses, Hellos queue up, and then come together
+            count = len(self.hellos)
+            again = self._until(3.0, lambda count=count: len(self.hellos) >= count + 4)
+            times = [at for at, _ in self.hellos[count:]]
+            passed = times[-1] - times[0] if again else 3.0
+            if passed >= 0.3:
+                break
         expect.expect("hello again", again and passed >= 0.3, f"{len(times)} further Hellos within {passed:.2f} s")
         self._send(Heartbeat(1, 7))
         count = len(self.hellos)

@@ -6,7 +6,6 @@ import contextlib
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -17,7 +16,7 @@ from typing import NamedTuple
 from td3_robot.runtime.hosts import Lifeline
 from td3_robot.runtime.storage import Keeper, retried
 from td3_robot.transport import endpoints
-from td3_robot.util import files
+from td3_robot.util import files, ports
 
 _LONGEST_OUTPUT = 1 << 20  # bytes of output that one report holds
 _REMOVER = """
@@ -91,9 +90,8 @@ class Agent:
 
     @staticmethod
     def free_port() -> int:
-        """Return a TCP port that is free now."""
-        with socket.create_server(("", 0)) as probe:
-            return int(probe.getsockname()[1])
+        """Return a TCP port that is free now on this host."""
+        return ports.free_port()
 
     def write(self, contents: Mapping[str, bytes]) -> None:
         """Write files. ``contents`` maps their paths to their bytes. Only this user may read the files."""

@@ -19,7 +19,7 @@ from dataclasses import replace
 import ray
 from ray.util import get_node_ip_address
 
-from td3_robot.cluster.agent import Agent, remover
+from td3_robot.cluster.agent import remover
 from td3_robot.cluster.connection import connect
 from td3_robot.cluster.host import Host
 from td3_robot.cluster.learner_files import LearnerFiles
@@ -34,6 +34,7 @@ from td3_robot.runtime.run_folder import RunFolder
 from td3_robot.topics import LISTENERS
 from td3_robot.transport.endpoints import with_host
 from td3_robot.transport.keys import KeyFolder
+from td3_robot.util.ports import free_port
 
 LEARNER, POLICY, SIMULATOR = "learner", "policy", "sim"
 """Names of processes in the launch description. All other processes run beside the supervisor."""
@@ -235,7 +236,7 @@ class RayHosts(Hosts):
         shown = str(get_node_ip_address())
         here = self._config.cluster.addresses.get(shown, shown)
         for link in ("supervisor", *LISTENERS):
-            self._endpoints[link] = with_host(f":{Agent.free_port()}", here)
+            self._endpoints[link] = with_host(f":{free_port()}", here)
         self._endpoints[LEARNER] = _free_endpoint(self._where[LEARNER])
         return self._endpoints
 

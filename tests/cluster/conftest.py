@@ -6,10 +6,8 @@ import contextlib
 import functools
 import json
 import os
-import random
 import secrets
 import shutil
-import socket
 import subprocess
 import sys
 import tempfile
@@ -21,6 +19,7 @@ import psutil
 import pytest
 
 from td3_robot.transport.endpoints import SOCKETS_PREFIX
+from td3_robot.util.ports import free_port
 from tests.conftest import Command, poll_until
 
 MACHINES = Path(__file__).with_name("ray_machines.py")
@@ -170,14 +169,6 @@ def free_address() -> str:
     from ray.util import get_node_ip_address
 
     return f"{get_node_ip_address()}:{free_port()}"
-
-
-def free_port() -> int:
-    """Return a free port that neither Linux nor Ray's workers choose by themselves."""
-    while True:
-        port = random.randrange(20_000, 32_000)
-        with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", port)):
-            return port
 
 
 @pytest.fixture

@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.cluster.conftest import SMALL, Head, free_address, free_port
+from td3_robot.util.ports import free_port
+from tests.cluster.conftest import SMALL, Head, free_address
 from tests.conftest import poll_until
 
 pytestmark = pytest.mark.timeout(1800)

@@ -16,6 +16,8 @@ from typing import Any
 import pytest
 
 PROGRAM = next((path for name in ("chromium", "chromium-browser", "google-chrome") if (path := shutil.which(name))), "")
+_NAVIGATED = ("navigated or closed", "Cannot find default execution context", "Execution context was destroyed")
+"""Texts in the errors of scripts that were interrupted by a navigation."""
 
 
 class NavigationError(Exception):
@@ -45,7 +47,7 @@ class Page:
             message = json.loads(self._socket.recv(timeout=300))
             self._note(message)
             if message.get("id") == self._number:
-                if "navigated or closed" in message.get("error", {}).get("message", ""):
+                if any(text in message.get("error", {}).get("message", "") for text in _NAVIGATED):
                     raise NavigationError
                 assert "error" not in message, message
                 result: dict[str, Any] = message["result"]

@@ -132,6 +132,7 @@ def test_a_gap_and_damage_are_shown(page: Page, serve: Callable[..., Site], tmp_
     assert [problem for problem in page.problems if "422" not in problem] == []
 
 
+@pytest.mark.timeout(1600)
 def test_a_viewer_replays_a_recording(page: Page, serve: Callable[..., Site], tmp_path: Path) -> None:
     run = make_run(tmp_path / "run")
     for name in ("faulted", "tampered"):
@@ -142,7 +143,7 @@ def test_a_viewer_replays_a_recording(page: Page, serve: Callable[..., Site], tm
     page.click('[data-recording="faulted.mcap"] button')
     page.wait(OPENED.format("faulted.mcap"))
     page.click("#replay")
-    page.wait(END, timeout=600)
+    page.wait(END, timeout=1400)  # the dashboard replays with the lowest priority
     lines = page.run("document.querySelector('#replayed').textContent").splitlines()
     assert lines[0].startswith("faulted.mcap: the same ")
     assert lines[1].startswith("faulted.mcap: not checked: ")

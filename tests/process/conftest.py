@@ -5,7 +5,6 @@ from __future__ import annotations
 import fcntl
 import os
 import shutil
-import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -13,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from td3_robot.util.ports import free_port
 from tests.process.deployed_robot import Robot
 
 ROOT = Path(__file__).parent.parent.parent
@@ -24,11 +24,10 @@ MadeOnce = Callable[[str, Callable[[Path], object]], Path]
 
 def free_ports(count: int) -> list[int]:
     """Return different free ports of ``LOOPBACK``."""
-    held = [socket.create_server((LOOPBACK, 0)) for _ in range(count)]
-    ports = [one.getsockname()[1] for one in held]
-    for one in held:
-        one.close()
-    return ports
+    ports = set[int]()
+    while len(ports) < count:
+        ports.add(free_port(LOOPBACK))
+    return list(ports)
 
 
 @pytest.fixture(scope="session")

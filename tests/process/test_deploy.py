@@ -281,7 +281,7 @@ def site(tmp_path: Path) -> Iterator[Site]:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)  # the page starts about a hundred processes, and test machines are shared
+@pytest.mark.timeout(1600)  # the page starts about a hundred processes, and test machines are shared
 def test_every_command_of_the_page_works(site: Site) -> None:
     site.follow("Install")
     installed = site.at("/usr/local/bin/td3-robot").resolve()

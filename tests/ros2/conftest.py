@@ -24,6 +24,7 @@ from td3_robot.bundle import Bundle, Exploration, layer_shapes
 from td3_robot.operators import Operator, connect
 from td3_robot.specs import Channel, Float32, RobotSpec
 from tests.conftest import Command, poll_until
+from tests.process.deployed_robot import program
 from tests.sessions import save
 
 __all__ = ["save"]
@@ -166,13 +167,14 @@ class World:
         command.wait_for("serves policy.safetensors")
         return command
 
-    def driver(self, *arguments: str, file: str = "robot.yaml") -> Command:
-        words = (self.python, "-m", "td3_robot.cli.main", "ros2", "driver")
+    def driver(self, *arguments: str, file: str = "robot.yaml", answer_s: float = 20) -> Command:
+        """Start a driver. It waits ``answer_s`` seconds for the policy server's answer to a request from ROS."""
+        words = (self.python, *program({"td3_robot.ros2.driver._ANSWER": answer_s}), "ros2", "driver")
         return self._start(words, "--config", file, *arguments)
 
     def ros_operator(self, *arguments: str) -> Command:
         """Start ``td3-robot ros2 operator``, and wait until it has taken over the robot."""
-        words = (self.python, "-m", "td3_robot.cli.main", "ros2", "operator")
+        words = (self.python, *program({"td3_robot.operators._SILENCE": 60}), "ros2", "operator")
         command = self._start(words, "--config", "robot.yaml", *arguments)
         command.wait_for("the ROS node /td3_robot_operator drives")
         return command

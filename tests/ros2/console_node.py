@@ -26,6 +26,7 @@ from std_srvs.srv import Trigger
 from trajectory_msgs.msg import JointTrajectory
 
 PATIENCE = 60.0  # seconds
+CALLS = 3
 
 
 class Console:
@@ -99,18 +100,24 @@ class Console:
         return self._publishers[topic]
 
     def _call(self, kind: Any, service: str, request: Any) -> Any:
-        """Call a service. Keep its client: on a busy machine, ROS can lose the answer to a new client."""
+        """Call a service. Keep its client: on a busy machine, ROS can lose the answer to a new client.
+
+        For the same reason, call the service again if it has not answered for some seconds. But request a transition
+        only once, because a transition that has happened cannot happen again.
+        """
         if service not in self._clients:
             self._clients[service] = self.node.create_client(kind, service)
         client = self._clients[service]
         if not client.wait_for_service(PATIENCE):
             raise TimeoutError(f"no service {service}")
-        done = threading.Event()
-        future = client.call_async(request)
-        future.add_done_callback(lambda _: done.set())
-        if not done.wait(PATIENCE):
-            raise TimeoutError(f"no answer of {service}")
-        return future.result()
+        calls = 1 if kind is ChangeState else CALLS
+        for _ in range(calls):
+            done = threading.Event()
+            future = client.call_async(request)
+            future.add_done_callback(lambda _, done=done: done.set())
+            if done.wait(PATIENCE / calls):
+                return future.result()
+        raise TimeoutError(f"no answer of {service}")
 
 
 def status(message: DiagnosticStatus) -> dict[str, Any]:

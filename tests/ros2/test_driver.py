@@ -8,6 +8,7 @@ import math
 import re
 import signal
 import subprocess
+import time
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ import pytest
 
 from td3_robot.cli.main import main
 from td3_robot.specs import Channel, RobotSpec
-from tests.conftest import poll_until
+from tests.conftest import Command, poll_until
 from tests.ros2.conftest import (
     DRIVER,
     HIP_SECTION,
@@ -111,11 +112,12 @@ def test_each_channel_gets_its_value_in_any_order_of_the_joints(world: World) ->
     )
 
 
-def control(world: World, commands: int) -> float:
+def control(world: World, commands: int) -> tuple[float, float]:
     """Let the policy control the robot until it has received ``commands`` commands. Its hip must then be at 0.
 
     Returns:
-        Mean number of commands per period of the robot.
+        Mean number of commands per period of the robot. Seconds per second for which threads of the driver were ready
+        to run, but had to wait for a processor.
     """
     robot = world.robot()
     console = world.console()
@@ -130,8 +132,9 @@ def control(world: World, commands: int) -> float:
         return [int(number) for number in re.findall(pattern, text, re.MULTILINE)[-1]]
 
     robot.take_lines()
-    begin = counts(robot.output())
+    begin, start, waited = counts(robot.output()), time.monotonic(), processor_wait(driver)
     line = robot.wait_for(pattern, lambda match: int(match[2]) >= commands, timeout=600)
+    waited = (processor_wait(driver) - waited) / (time.monotonic() - start)
     periods, made = (after - before for before, after in zip(begin, counts(line), strict=True))
     assert acts(console)
     driver.interrupt()
@@ -139,7 +142,13 @@ def control(world: World, commands: int) -> float:
     assert abs(float(line.split()[-1])) < 0.02
     assert not re.search(r"-> fault|FAULT", "\n".join(driver.lines[started:]))
     poll_until(lambda: console.newest("/commands") == [0.0], lambda: "the last command is not the safe action")
-    return made / periods
+    return made / periods, waited
+
+
+def processor_wait(command: Command) -> float:
+    """Return the seconds for which the threads of a process were ready to run, but waited for a processor."""
+    tasks = Path(f"/proc/{command.process.pid}/task").glob("*/schedstat")
+    return sum(int(task.read_text().split()[1]) for task in tasks) * 1e-9  # running, waiting (ns), number of runs
 
 
 def test_the_policy_controls_the_robot_through_ros(hip: World) -> None:
@@ -148,7 +157,9 @@ def test_the_policy_controls_the_robot_through_ros(hip: World) -> None:
 
 @pytest.mark.slow
 def test_the_policy_controls_the_robot_for_a_minute_at_100_hz(hip: World) -> None:
-    assert control(hip, commands=6000) > 0.5  # not 1, because a busy test machine delays some commands
+    """A robot on a busy machine gets fewer commands, but only if the driver waits for a processor."""
+    commands, waited = control(hip, commands=6000)
+    assert commands > 0.5 or waited > 0.3
 
 
 def test_a_killed_publisher_leads_to_the_safe_action_until_a_person_activates_the_driver(hip: World) -> None:
@@ -235,7 +246,7 @@ def test_an_emergency_stop_by_service_holds_without_a_policy_server(hip: World) 
     hip.robot()
     console = hip.console()
     server = hip.server()
-    driver = hip.driver()
+    driver = hip.driver(answer_s=2)
     moves(console)
     server.process.kill()
     server.process.wait()

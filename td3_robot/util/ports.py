@@ -1,0 +1,30 @@
+"""Chooses free TCP ports."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import socket
+from pathlib import Path
+
+_FIRST = 20_000  # Ray's workers use lower ports
+_EPHEMERAL = Path("/proc/sys/net/ipv4/ip_local_port_range")
+_TRIES = 100
+
+
+def free_port(address: str = "") -> int:
+    """Return a TCP port that is free now at an IPv4 address of this machine; empty for all addresses.
+
+    Linux chooses ports of the ephemeral range for all programs that need any port. This function chooses a lower port,
+    so the port very probably stays free until the caller uses it.
+
+    Raises:
+        OSError: this machine has no free port at this address.
+    """
+    end = int(_EPHEMERAL.read_text().split()[0])
+    choices = range(_FIRST, end)
+    for port in random.SystemRandom().sample(choices, min(_TRIES, len(choices))):
+        with contextlib.suppress(OSError), socket.create_server((address, port)):
+            return port
+    with socket.create_server((address, 0)) as probe:
+        return int(probe.getsockname()[1])
