@@ -309,9 +309,14 @@ class Bus(Transport):
         socket.setsockopt(zmq.IPV6, endpoints.ipv6(endpoint))
         if endpoints.is_tcp(endpoint):  # a TCP peer can vanish without closing its connection
             socket.setsockopt(zmq.HANDSHAKE_IVL, _DEAD)
-            socket.setsockopt(zmq.HEARTBEAT_IVL, _DEAD // 5)
-            socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, _DEAD)
             socket.setsockopt(zmq.CONNECT_TIMEOUT, _DEAD)
+            # The kernel detects dead connections. libzmq's own heartbeats would detect them, too. But libzmq 4.3.5
+            # aborts if such a heartbeat is due after a peer has left, while the peer's messages still fill the queue.
+            socket.setsockopt(zmq.TCP_MAXRT, _DEAD)  # for unacknowledged data
+            socket.setsockopt(zmq.TCP_KEEPALIVE, 1)
+            for option in (zmq.TCP_KEEPALIVE_IDLE, zmq.TCP_KEEPALIVE_INTVL):
+                socket.setsockopt(option, 1)  # s
+            socket.setsockopt(zmq.TCP_KEEPALIVE_CNT, _DEAD // 1000 or 1)
 
     def _timers(self, now: float) -> None:
         """Check keys, failed handshakes, refusals, heartbeats, listeners and silent clients at time ``now`` (s)."""
