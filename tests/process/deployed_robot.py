@@ -217,6 +217,9 @@ class Cable:
                 one.close()
                 other.close()
                 continue
+            # libzmq sets this option, too. Without it, the kernel holds back a small message until the driver
+            # acknowledges the previous one. Then every Action can be one period late, for minutes.
+            one.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             self._open += [one, other]
             for pair in ((one, other), (other, one)):
                 threading.Thread(target=self._carry, args=pair, daemon=True).start()
