@@ -86,6 +86,7 @@ class Link:
             self.socket.setsockopt(option, QUEUE_LENGTH)
         self.socket.setsockopt(zmq.MAXMSGSIZE, MAX_FRAME)
         self.socket.setsockopt(zmq.LINGER, 0)
+        self.socket.setsockopt(zmq.TCP_MAXRT, 5000)  # ms without an answer until the kernel ends a TCP connection
         self.socket.connect(endpoint)
         self.hello = {
             "protocol": PROTOCOL_VERSION,

@@ -39,7 +39,7 @@ For example, it comes from a stranger, is malformed, or is a Heartbeat. The limi
 _TURN = 0.001  # maximum seconds for one socket in one turn, so that a flood from one peer does not block others
 _TIMER = REVOCATION_TIME  # seconds between two checks of handshakes, timeouts and keys
 _DELIVERY = 0.5  # seconds in which libzmq delivers the messages that arrived while this process was suspended
-_DEAD = 5_000  # ms of silence until libzmq closes a TCP connection; its client then connects again
+_DEAD = 5_000  # ms without an answer of a TCP peer until the connection ends; its client then connects again
 _NOW, _MORE = int(zmq.DONTWAIT), int(zmq.DONTWAIT | zmq.SNDMORE)  # plain integers are faster than enum flags
 _READABLE, _EVENTS = int(zmq.POLLIN), int(zmq.EVENTS)
 _COPIED = 65536  # bytes; the bus sends a frame of this size or larger without copying it
@@ -312,7 +312,7 @@ class Bus(Transport):
             socket.setsockopt(zmq.CONNECT_TIMEOUT, _DEAD)
             # The kernel detects dead connections. libzmq's own heartbeats would detect them, too. But libzmq 4.3.5
             # aborts if such a heartbeat is due after a peer has left, while the peer's messages still fill the queue.
-            socket.setsockopt(zmq.TCP_MAXRT, _DEAD)  # for unacknowledged data
+            socket.setsockopt(zmq.TCP_MAXRT, _DEAD)  # for data that the peer does not acknowledge, or has no room for
             socket.setsockopt(zmq.TCP_KEEPALIVE, 1)
             for option in (zmq.TCP_KEEPALIVE_IDLE, zmq.TCP_KEEPALIVE_INTVL):
                 socket.setsockopt(option, 1)  # s

@@ -8,6 +8,7 @@ import socket
 from pathlib import Path
 
 _FIRST = 20_000  # Ray's workers use lower ports
+_END = 32_768
 _EPHEMERAL = Path("/proc/sys/net/ipv4/ip_local_port_range")
 _TRIES = 100
 
@@ -21,7 +22,7 @@ def free_port(address: str = "") -> int:
     Raises:
         OSError: this machine has no free port at this address.
     """
-    end = int(_EPHEMERAL.read_text().split()[0])
+    end = min(int(_EPHEMERAL.read_text().split()[0]), _END)
     choices = range(_FIRST, end)
     for port in random.SystemRandom().sample(choices, min(_TRIES, len(choices))):
         with contextlib.suppress(OSError), socket.create_server((address, port)):

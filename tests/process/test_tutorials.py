@@ -77,6 +77,12 @@ def test_all_sh_blocks_of_the_tutorial_succeed(tmp_path: Path, page: Path) -> No
     assert code == 0, log.read_text(errors="replace")[-5000:]
 
 
+def test_each_text_for_busy_machines_occurs_in_a_page_or_an_example() -> None:
+    files = [*TUTORIALS, *(ROOT / "examples").glob("pendulum*")]
+    text = "".join(file.read_text(encoding="utf-8") for file in files)
+    assert [words for words in FOR_BUSY_MACHINES if words not in text] == []
+
+
 def test_script_of_a_page_contains_commands_and_files_in_order() -> None:
     page = (
         "```sh\necho a\n```\n\n```console\n$ never\n```\n\n"

@@ -167,7 +167,7 @@ class World:
         command.wait_for("serves policy.safetensors")
         return command
 
-    def driver(self, *arguments: str, file: str = "robot.yaml", answer_s: float = 20) -> Command:
+    def driver(self, *arguments: str, file: str = "robot.yaml", answer_s: float = 15) -> Command:
         """Start a driver. It waits ``answer_s`` seconds for the policy server's answer to a request from ROS."""
         words = (self.python, *program({"td3_robot.ros2.driver._ANSWER": answer_s}), "ros2", "driver")
         return self._start(words, "--config", file, *arguments)

@@ -116,8 +116,8 @@ def control(world: World, commands: int) -> tuple[float, float]:
     """Let the policy control the robot until it has received ``commands`` commands. Its hip must then be at 0.
 
     Returns:
-        Mean number of commands per period of the robot. Seconds per second for which threads of the driver were ready
-        to run, but had to wait for a processor.
+        Mean number of commands per period of the robot. Seconds per second for which the main thread of the driver was
+        ready to run, but had to wait for a processor.
     """
     robot = world.robot()
     console = world.console()
@@ -146,9 +146,10 @@ def control(world: World, commands: int) -> tuple[float, float]:
 
 
 def processor_wait(command: Command) -> float:
-    """Return the seconds for which the threads of a process were ready to run, but waited for a processor."""
-    tasks = Path(f"/proc/{command.process.pid}/task").glob("*/schedstat")
-    return sum(int(task.read_text().split()[1]) for task in tasks) * 1e-9  # running, waiting (ns), number of runs
+    """Return the seconds for which the main thread of a process was ready to run, but waited for a processor."""
+    number = command.process.pid
+    facts = Path(f"/proc/{number}/task/{number}/schedstat").read_text()  # ran (ns), waited (ns), number of runs
+    return int(facts.split()[1]) * 1e-9
 
 
 def test_the_policy_controls_the_robot_through_ros(hip: World) -> None:

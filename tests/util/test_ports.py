@@ -11,14 +11,6 @@ import pytest
 from td3_robot.util import ports
 
 
-def test_a_free_port_is_below_the_ephemeral_range() -> None:
-    end = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
-    port = ports.free_port("127.0.0.1")
-    assert 20_000 <= port < end
-    with socket.create_server(("127.0.0.1", port)):
-        pass
-
-
 @pytest.fixture
 def ephemeral(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
     """A function that sets the first port of the ephemeral range."""
@@ -30,8 +22,17 @@ def ephemeral(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[int]
     return begin
 
 
+def test_a_free_port_is_below_the_ephemeral_range(ephemeral: Callable[[int], None]) -> None:
+    ephemeral(21_000)
+    port = ports.free_port("127.0.0.1")
+    assert 20_000 <= port < 21_000
+    with socket.create_server(("127.0.0.1", port)):
+        pass
+
+
 def test_a_taken_port_is_not_chosen(ephemeral: Callable[[int], None], monkeypatch: pytest.MonkeyPatch) -> None:
     """Only two ports remain, and one of them is taken."""
+    ephemeral(21_000)
     free = ports.free_port("127.0.0.1")
     monkeypatch.setattr(ports, "_FIRST", free)
     ephemeral(free + 2)
