@@ -94,8 +94,8 @@ def precision(wanted: str, device: torch.device = CPU, *, begins: bool = False) 
         ConfigError: ``wanted`` is bf16, and the device does not support bf16. With ``begins``, also if bf16 is not
             faster than fp32 on a CPU.
     """
-    # In CUDA graphs, bf16 is faster. Without graphs (LAP, A2C), nobody has measured it: kernel launches limit the speed
-    # there, and bf16 needs more launches.
+    # In CUDA graphs, bf16 is faster. Without graphs, for example with LAP, nobody has measured it: kernel launches
+    # limit the speed there, and bf16 needs more launches.
     if wanted == "fp32" or (wanted == "auto" and device.type != "cpu"):
         return "fp32"
     problem = bf16_problem(device) if begins or wanted == "auto" else bf16_lack(device)
