@@ -147,21 +147,15 @@ def test_trimmed_install_is_smaller_and_has_all_bytecode_of_the_server(installed
 
 
 def test_policy_server_starts_fast_and_uses_little_memory(installed: Environment) -> None:
-    """Compare the CPU time of a start with numpy's import time just after it, because a busy machine slows both.
-
-    One of three comparisons must succeed: the load of the machine can change between a start and the import.
-    """
-    fast = []
-    for _ in range(3):
-        done = installed.run("bench", "policy", "--json", "--actions", "50", "--memory", "1000", "--starts", "1")
-        assert done.returncode == 0, done.stderr
-        begun = json.loads(done.stdout)["start"]
-        assert len(begun["to_first_action_s"]) == 1
-        code = "import numpy, time; print(time.process_time())"
-        bare = float(installed.run("-c", code, python=True).stdout)
-        fast.append(0.01 < begun["processor_s"][0] < START * max(1.0, bare / IMPORT))
-        assert 10e6 < begun["resident_bytes"] < RESIDENT
-    assert any(fast)
+    """Compare the CPU time of the fastest start with numpy's import time, because a busy machine slows both."""
+    done = installed.run("bench", "policy", "--json", "--actions", "50", "--memory", "1000", "--starts", "3")
+    assert done.returncode == 0, done.stderr
+    begun = json.loads(done.stdout)["start"]
+    assert len(begun["to_first_action_s"]) == 3
+    code = "import numpy, time; print(time.process_time())"
+    bare = min(float(installed.run("-c", code, python=True).stdout) for _ in range(3))
+    assert 0.01 < min(begun["processor_s"]) < START * max(1.0, bare / IMPORT)
+    assert 10e6 < begun["resident_bytes"] < RESIDENT
 
 
 def test_commands_work_or_name_the_missing_package(installed: Environment, tmp_path: Path, bundle_file: Path) -> None:

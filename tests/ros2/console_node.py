@@ -26,7 +26,7 @@ from std_srvs.srv import Trigger
 from trajectory_msgs.msg import JointTrajectory
 
 PATIENCE = 60.0  # seconds
-CALLS = 3
+CALLS = 3  # times to ask for a state
 
 
 class Console:
@@ -102,15 +102,15 @@ class Console:
     def _call(self, kind: Any, service: str, request: Any) -> Any:
         """Call a service. Keep its client: on a busy machine, ROS can lose the answer to a new client.
 
-        For the same reason, call the service again if it has not answered for some seconds. But request a transition
-        only once, because a transition that has happened cannot happen again.
+        For the same reason, ask for a state again if there is no answer. Send each request for an action only once,
+        because a node must not ignore it.
         """
         if service not in self._clients:
             self._clients[service] = self.node.create_client(kind, service)
         client = self._clients[service]
         if not client.wait_for_service(PATIENCE):
             raise TimeoutError(f"no service {service}")
-        calls = 1 if kind is ChangeState else CALLS
+        calls = CALLS if kind is GetState else 1
         for _ in range(calls):
             done = threading.Event()
             future = client.call_async(request)

@@ -8,7 +8,6 @@ import math
 import re
 import signal
 import subprocess
-import time
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,7 @@ import pytest
 
 from td3_robot.cli.main import main
 from td3_robot.specs import Channel, RobotSpec
-from tests.conftest import Command, poll_until
+from tests.conftest import poll_until
 from tests.ros2.conftest import (
     DRIVER,
     HIP_SECTION,
@@ -112,12 +111,11 @@ def test_each_channel_gets_its_value_in_any_order_of_the_joints(world: World) ->
     )
 
 
-def control(world: World, commands: int) -> tuple[float, float]:
+def control(world: World, commands: int) -> float:
     """Let the policy control the robot until it has received ``commands`` commands. Its hip must then be at 0.
 
     Returns:
-        Mean number of commands per period of the robot. Seconds per second for which the main thread of the driver was
-        ready to run, but had to wait for a processor.
+        Mean number of commands per period of the robot.
     """
     robot = world.robot()
     console = world.console()
@@ -132,9 +130,8 @@ def control(world: World, commands: int) -> tuple[float, float]:
         return [int(number) for number in re.findall(pattern, text, re.MULTILINE)[-1]]
 
     robot.take_lines()
-    begin, start, waited = counts(robot.output()), time.monotonic(), processor_wait(driver)
+    begin = counts(robot.output())
     line = robot.wait_for(pattern, lambda match: int(match[2]) >= commands, timeout=600)
-    waited = (processor_wait(driver) - waited) / (time.monotonic() - start)
     periods, made = (after - before for before, after in zip(begin, counts(line), strict=True))
     assert acts(console)
     driver.interrupt()
@@ -142,14 +139,7 @@ def control(world: World, commands: int) -> tuple[float, float]:
     assert abs(float(line.split()[-1])) < 0.02
     assert not re.search(r"-> fault|FAULT", "\n".join(driver.lines[started:]))
     poll_until(lambda: console.newest("/commands") == [0.0], lambda: "the last command is not the safe action")
-    return made / periods, waited
-
-
-def processor_wait(command: Command) -> float:
-    """Return the seconds for which the main thread of a process was ready to run, but waited for a processor."""
-    number = command.process.pid
-    facts = Path(f"/proc/{number}/task/{number}/schedstat").read_text()  # ran (ns), waited (ns), number of runs
-    return int(facts.split()[1]) * 1e-9
+    return made / periods
 
 
 def test_the_policy_controls_the_robot_through_ros(hip: World) -> None:
@@ -158,9 +148,7 @@ def test_the_policy_controls_the_robot_through_ros(hip: World) -> None:
 
 @pytest.mark.slow
 def test_the_policy_controls_the_robot_for_a_minute_at_100_hz(hip: World) -> None:
-    """A robot on a busy machine gets fewer commands, but only if the driver waits for a processor."""
-    commands, waited = control(hip, commands=6000)
-    assert commands > 0.5 or waited > 0.3
+    assert control(hip, commands=6000) > 0.5  # not 1, because a busy test machine delays some commands
 
 
 def test_a_killed_publisher_leads_to_the_safe_action_until_a_person_activates_the_driver(hip: World) -> None:
