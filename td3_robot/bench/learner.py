@@ -104,8 +104,9 @@ def measure(
         hidden = NETWORKS[network]
         contestants = others(hidden, options.batch, threads, device.type)
         for kind in _kinds(device, threads, compiled=not options.no_compile):
-            settings = {"batch": options.batch, "layer_norm": options.layer_norm}
-            contestants[kind] = partial(ours, kind, hidden, threads, device.type, **settings)
+            contestants[kind] = partial(
+                ours, kind, hidden, threads, device.type, batch=options.batch, layer_norm=options.layer_norm
+            )
         missing = {kind: reason for kind in contestants if (reason := lack(kind, device))}
         report["not_measured"] |= missing
         able = {kind: make for kind, make in contestants.items() if kind not in missing}

@@ -313,10 +313,9 @@ class Bus(Transport):
             # The kernel detects dead connections. libzmq's own heartbeats would detect them, too. But libzmq 4.3.5
             # aborts if such a heartbeat is due after a peer has left, while the peer's messages still fill the queue.
             socket.setsockopt(zmq.TCP_MAXRT, _DEAD)  # for data that the peer does not acknowledge, or has no room for
-            socket.setsockopt(zmq.TCP_KEEPALIVE, 1)
+            socket.setsockopt(zmq.TCP_KEEPALIVE, 1)  # while no data is sent; TCP_MAXRT limits the time here, too
             for option in (zmq.TCP_KEEPALIVE_IDLE, zmq.TCP_KEEPALIVE_INTVL):
                 socket.setsockopt(option, 1)  # s
-            socket.setsockopt(zmq.TCP_KEEPALIVE_CNT, _DEAD // 1000 or 1)
 
     def _timers(self, now: float) -> None:
         """Check keys, failed handshakes, refusals, heartbeats, listeners and silent clients at time ``now`` (s)."""

@@ -24,10 +24,7 @@ MadeOnce = Callable[[str, Callable[[Path], object]], Path]
 
 def free_ports(count: int) -> list[int]:
     """Return different free ports of ``LOOPBACK``."""
-    ports = set[int]()
-    while len(ports) < count:
-        ports.add(free_port(LOOPBACK))
-    return list(ports)
+    return [free_port(LOOPBACK) for _ in range(count)]
 
 
 @pytest.fixture(scope="session")

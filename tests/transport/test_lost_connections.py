@@ -10,17 +10,20 @@ from collections.abc import Sequence
 import pytest
 
 SERVER = """
-import logging, subprocess, time, zmq
-from td3_robot.messages import Step
-from td3_robot.topics import QUEUE_LENGTH
+import time
 from td3_robot.transport.bus import Bus
 from td3_robot.transport.link import ClientLink, ServerLink, hello
 
 server = Bus()
-link = ServerLink("policy", "policy", {"operator": ()}, {}, 1)
+
+def serve():
+    return server.serve("tcp://127.0.0.1:*", ServerLink("policy", "policy", {"operator": ()}, {}, 1))
 """
 FLOOD = f"""{SERVER}
-place = server.serve("tcp://127.0.0.1:*", link)
+import zmq
+from td3_robot.topics import QUEUE_LENGTH
+
+place = serve()
 with zmq.Context() as context:
     client = context.socket(zmq.DEALER)
     client.setsockopt(zmq.SNDHWM, 0)
@@ -36,6 +39,8 @@ print("dropped:", server.dropped()["stranger"])
 server.close()
 """
 VANISH = f"""{SERVER}
+import logging, subprocess
+
 class Log(logging.Handler):
     text = ""
 
@@ -56,8 +61,7 @@ log = Log()
 logging.getLogger().addHandler(log)
 switch("up")
 client = Bus()
-place = server.serve("tcp://127.0.0.1:*", link)
-client.connect(place, ClientLink("policy", hello("operator", "me", client=5, incarnation=0), ()))
+client.connect(serve(), ClientLink("policy", hello("operator", "me", client=5, incarnation=0), ()))
 wait(lambda: client.welcome("policy"))
 begin = time.monotonic()
 switch("down")
