@@ -10,9 +10,13 @@ than 1e-6, because of rounding. The robots keep these peculiarities of the packa
 * A fall does not end an episode of HalfCheetah. Instead, each reward is lower by 2 while the robot is tilted by 1 rad
   or more, or has a shin or thigh on the floor.
 
-This module does not repeat one flaw of the package. There, an environment's first observation does not yet include the
-floor as a part. This changes the reward of the first step by up to about 0.3, and the first direction to the target by
-less than 1e-5. Here the first episode is like the package's second and later episodes.
+This module does not repeat two flaws of the package:
+
+* An environment's first observation in the package does not yet include the floor as a part. This changes the reward of
+  the first step by up to about 0.3, and the first direction to the target by less than 1e-5. Here the first episode is
+  like the package's second and later episodes.
+* At a reset, the package keeps the contact points of the earlier episode. If a foot starts near such a point, the
+  episode depends on the earlier one. Here a reset forgets them, so that a restored robot equals the saved one.
 """
 
 from __future__ import annotations
@@ -81,8 +85,7 @@ class Locomotion(Environment):
         self._world.reset(noise.tolist())
         if tilt := drawn.get("tilt"):
             self._world.tilt(tilt, drawn["tilt_direction"])
-        if self.disturbance:
-            self._world.forget_contacts()
+        self._world.forget_contacts()
         self._contacts = self._in_the_air
         self._start_height = self._model.start_height
         raw, _ = self._observe()
