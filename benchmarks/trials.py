@@ -26,10 +26,10 @@ HERE = Path(__file__).parent
 FILE = HERE / "results" / "data" / "trials.json"
 PAGE = HERE.parent / "docs" / "explanation" / "results.md"
 COLUMNS = {
-    "walker2d": (20_000, 30_000, 35_000, 50_000, 100_000, 200_000, 300_000),
-    "ant": (100_000, 200_000, 300_000, 500_000, 800_000, 1_000_000),
+    ("walker2d",): (20_000, 30_000, 35_000, 50_000, 100_000, 200_000, 300_000),
+    ("ant", "halfcheetah", "hopper"): (100_000, 200_000, 300_000, 500_000, 800_000, 1_000_000),
 }
-"""For each shipped configuration: the numbers of steps in the head of its table."""
+"""For the shipped configurations of each table: the numbers of steps in the head of this table."""
 
 Curve = list[list[float]]
 
@@ -87,19 +87,19 @@ def keep(training: str, points: Curve) -> None:
 
 
 def tables() -> list[str]:
-    """Lines of Markdown: for each configuration, a table with evaluations of its trials at some numbers of steps."""
+    """Lines of Markdown: tables with evaluations of the trials at some numbers of steps."""
     curves = json.loads(FILE.read_text(encoding="utf-8")) if FILE.exists() else {}
-    return "\n\n".join(_table(config, curves) for config in COLUMNS).split("\n")
+    return "\n\n".join(_table(configs, curves) for configs in COLUMNS).split("\n")
 
 
-def _table(config: str, curves: dict[str, Curve]) -> str:
-    columns = COLUMNS[config]
+def _table(configs: tuple[str, ...], curves: dict[str, Curve]) -> str:
+    columns = COLUMNS[configs]
     lines = [
         f"| trial | {' | '.join(f'{steps // 1000}k' for steps in columns)} |",
         f"|---|{'--:|' * len(columns)}",
     ]
     for name, trial in trials().items():
-        if trial["config"] == config:
+        if trial["config"] in configs:
             found = [curves.get(f"{name}-{seed}", []) for seed in trial["seeds"]]
             cells = [", ".join(_at(points, steps) for points in found) for steps in columns]
             lines.append(f"| {trial['title']} | {' | '.join(cells)} |")

@@ -64,7 +64,7 @@ def test_predict_refuses_wrong_observations(observation: Any, text: str) -> None
         ({}, ValueError, "train needs a configuration or a task"),
         ({"config": 3}, TypeError, f"config is 3, of type int; {PATHS}"),
         ({"config": ""}, ArgumentError, f"config is ''; {PATHS}"),
-        ({"config": "nope"}, ConfigError, "there is no file 'nope'; shipped files in configs: "),
+        ({"config": "zzz"}, ConfigError, "there is no file 'zzz'; shipped files in configs: "),
         (
             {"config": "pendulum", "out": "s3://a/b"},
             UsageError,
