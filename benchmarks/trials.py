@@ -89,6 +89,8 @@ def keep(training: str, points: Curve) -> None:
 def tables() -> list[str]:
     """Lines of Markdown: tables with evaluations of the trials at some numbers of steps."""
     curves = json.loads(FILE.read_text(encoding="utf-8")) if FILE.exists() else {}
+    if lost := {trial["config"] for trial in trials().values()}.difference(*COLUMNS):
+        raise ValueError(f"no table shows the trials of {', '.join(sorted(lost))}; add them to COLUMNS")
     return "\n\n".join(_table(configs, curves) for configs in COLUMNS).split("\n")
 
 
