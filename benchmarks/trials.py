@@ -3,7 +3,7 @@
     python benchmarks/trials.py [TRIAL …] [--out runs/trials] [--collect]
 
 The script skips finished trainings and resumes interrupted ones, so you can stop and start it at any time.
-It writes ``results/data/trials.json`` and the table in docs/explanation/results.md. With ``--collect``, it trains
+It writes ``results/data/trials.json`` and the tables in docs/explanation/results.md. With ``--collect``, it trains
 nothing, and writes the evaluations made so far.
 """
 
@@ -29,7 +29,7 @@ COLUMNS = {
     ("walker2d",): (20_000, 30_000, 35_000, 50_000, 100_000, 200_000, 300_000),
     ("ant", "halfcheetah", "hopper"): (100_000, 200_000, 300_000, 500_000, 800_000, 1_000_000),
 }
-"""For the shipped configurations of each table: the numbers of steps in the head of this table."""
+"""The shipped configurations that share a table, and the numbers of steps in the head of the table."""
 
 Curve = list[list[float]]
 

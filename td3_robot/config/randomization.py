@@ -2,8 +2,7 @@
 
 A policy then learns to act with unknown properties. Each key is a range ``[low, high]`` for a uniform draw. Null, the
 default, switches a key off. The keys ``push.duration`` and ``push.interval`` cannot be null. Their ranges have no
-effect while ``push.force`` is off. With all keys off, the walking robots behave as without randomization, bit for bit.
-The first Step of an episode reports the drawn values.
+effect while ``push.force`` is off. The first Step of an episode reports the drawn values.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The robots give the same observations as pybullet_envs_gymnasium 0.6.0. The rewards differ by at most 1e-6."""
+"""The robots repeat pybullet_envs_gymnasium 0.6.0, except for its flaws. Rewards differ by at most 1e-6."""
 
 from __future__ import annotations
 
@@ -139,8 +139,8 @@ def test_an_episode_is_the_same_in_a_fresh_and_in_a_used_environment(task: str) 
     used.close()
 
 
-# With these seeds and random actions, a foot of Walker2D starts near a contact point of the episode before, which has
-# the next lower seed.
+# Run Walker2D with random actions, first with the seed below one of these, then with the seed itself. In the second
+# episode, a foot starts near a contact point of the first episode.
 NEAR_A_CONTACT = (14715, 1022765, 1061499)
 
 
@@ -163,7 +163,7 @@ def test_an_episode_depends_on_the_episode_before_it_only_in_the_package(seed: i
 
 
 @pytest.mark.parametrize("seed", NEAR_A_CONTACT)
-def test_a_robot_with_another_history_restores_the_episode_of_a_used_robot(seed: int) -> None:
+def test_a_saved_episode_continues_equally_in_a_fresh_robot(seed: int) -> None:
     used, fresh = tasks.make("Walker2D"), tasks.make("Walker2D")
     used.reset(seed - 1)
     walk(used, Random(seed - 1, 1.0), 60)

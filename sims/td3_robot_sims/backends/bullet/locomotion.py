@@ -13,8 +13,8 @@ than 1e-6, because of rounding. The robots keep these peculiarities of the packa
 This module does not repeat two flaws of the package:
 
 * An environment's first observation in the package does not yet include the floor as a part. This changes the reward of
-  the first step by up to about 0.3, and the first direction to the target by less than 1e-5. Here the first episode is
-  like the package's second and later episodes.
+  the first step by up to about 0.3, and the first direction to the target by less than 1e-5. Here the first observation
+  includes the floor, too.
 * At a reset, the package keeps the contact points of the earlier episode. If a foot starts near such a point, the
   episode depends on the earlier one. Here a reset forgets them, so that a restored robot equals the saved one.
 """
