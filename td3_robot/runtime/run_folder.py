@@ -45,24 +45,31 @@ class RunFolder:
     def create(cls, path: Path, config: Config) -> RunFolder:
         """Make a new run in an empty or missing folder.
 
+        The configuration makes the folder a run, so it comes first: if Ctrl-C or a kill interrupts this method, the
+        folder is still new, or already a run.
+
         Raises RunFolderError if the folder is not empty or cannot be made.
         """
         run = cls(path)
         run.check_new()
         try:
-            for folder in (path, run.checkpoints, run.logs):
-                folder.mkdir(parents=True, exist_ok=True)
+            path.mkdir(parents=True, exist_ok=True)
             files.write_atomically(run.config_file, config.to_yaml().encode())
+            for folder in (run.checkpoints, run.logs):
+                folder.mkdir(exist_ok=True)
         except OSError as error:
             raise _unmakeable(path, error) from None
         return run
 
     def check_new(self) -> None:
-        """Check that the folder is missing or empty. Raises RunFolderError if it is not."""
+        """Check that the folder is missing or empty. Raises RunFolderError if it is not.
+
+        A kill can leave an unfinished configuration in the folder. The folder still counts as empty.
+        """
         if self.config_file.exists():
             raise RunFolderError(f"run folder {str(self.path)!r} already holds a run; name another folder")
         try:
-            if any(self.path.iterdir()):
+            if any(not files.is_unfinished(item, self.config_file) for item in self.path.iterdir()):
                 raise RunFolderError(f"run folder {str(self.path)!r} is not empty and not a run; name another folder")
         except FileNotFoundError:
             pass

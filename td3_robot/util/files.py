@@ -61,7 +61,7 @@ def replacing(path: Path, mode: int = 0o644) -> Iterator[Path]:
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
     if path.exists() and not path.is_file():
         raise OSError(errno.EINVAL, "is a device or a pipe, not a file", str(path))
-    beginning = f".{path.name}-"
+    beginning = _beginning(path)
     with naming(path, instead_of=beginning):
         temporary = path.parent / f"{beginning}{secrets.token_hex(4)}"
         os.close(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode))
@@ -75,6 +75,15 @@ def replacing(path: Path, mode: int = 0o644) -> Iterator[Path]:
             with contextlib.suppress(OSError):
                 os.unlink(temporary)
             raise
+
+
+def is_unfinished(item: Path, path: Path) -> bool:
+    """Whether ``item`` is a temporary file of :func:`replacing` that a kill left beside ``path``."""
+    return item.name.startswith(_beginning(path))
+
+
+def _beginning(path: Path) -> str:
+    return f".{path.name}-"
 
 
 @contextlib.contextmanager

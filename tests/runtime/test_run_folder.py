@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -44,6 +46,41 @@ def test_unusable_folders_are_refused(tmp_path: Path) -> None:
         RunFolder.create(tmp_path / "file" / "run", Config())
     with pytest.raises(RunFolderError, match="holds no run"):
         RunFolder.open(tmp_path / "other")
+
+
+@pytest.mark.parametrize("steps", range(6))
+def test_ctrl_c_leaves_a_new_folder_or_a_run(steps: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ctrl-C comes before one of the steps of ``create``: its 3 folders, and the beginning and end of its file."""
+    left = iter(range(steps))
+
+    def interrupt(function: Callable[..., Any]) -> Callable[..., Any]:
+        def run(*arguments: Any, **options: Any) -> Any:
+            if next(left, None) is None:
+                raise KeyboardInterrupt
+            return function(*arguments, **options)
+
+        return run
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "mkdir", interrupt(Path.mkdir))
+        patch.setattr(Path, "write_bytes", interrupt(Path.write_bytes))
+        patch.setattr(os, "replace", interrupt(os.replace))
+        if steps < 5:
+            with pytest.raises(KeyboardInterrupt):
+                RunFolder.create(tmp_path / "run", Config(seed=3))
+        else:
+            RunFolder.create(tmp_path / "run", Config(seed=3))
+    is_run = RunFolder(tmp_path / "run").config_file.exists()
+    assert is_run == (steps >= 3)  # the folder, the beginning and the end of the file
+    run = RunFolder.open(tmp_path / "run") if is_run else RunFolder.create(tmp_path / "run", Config(seed=3))
+    assert run.config() == Config(seed=3)
+    assert run.checkpoints.is_dir()
+    assert run.logs.is_dir()
+
+
+def test_a_kill_before_the_configuration_is_complete_leaves_a_new_folder(tmp_path: Path) -> None:
+    (tmp_path / ".config.yaml-0a1b2c3d").write_text("task: Walk")
+    assert RunFolder.create(tmp_path, Config(seed=3)).config() == Config(seed=3)
 
 
 def test_endpoints_come_from_the_run_file(tmp_path: Path) -> None:
