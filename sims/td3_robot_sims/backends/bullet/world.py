@@ -210,18 +210,22 @@ class World:
             x, y = math.copysign(force, x), 0.0
         self.client.push(self._robot, self._torso, (x, y, 0.0), self._torso_position())
 
-    def forget_contacts(self) -> None:
-        """Forget the contacts of earlier episodes. Call this after a reset and a tilt.
+    def reset(self, positions: Sequence[float], tilt: float | None = None, side: float = 0.0) -> None:
+        """Return to the state after loading, and forget the contacts of earlier episodes.
 
-        Bullet keeps contact points and their order at a reset. Without this call, an episode would depend on the
-        earlier ones, and a restored robot would differ from the saved one.
+        Bullet keeps contact points and their order when it restores a state. If the world kept them, an episode would
+        depend on the earlier ones, and a restored robot would differ from the saved one.
+
+        Args:
+            positions: positions of the driven joints, rad. The joints are at rest.
+            tilt: angle of the robot's tilt, rad; None for no tilt.
+            side: direction of the tilt, see :meth:`tilt`.
         """
-        self.client.forget_contacts(self._robot)
-
-    def reset(self, positions: Sequence[float]) -> None:
-        """Restore the state that the world had after loading. Set the driven joints to ``positions`` (rad), at rest."""
         self.client.restore(self._start)
         self.client.set_joints(self._robot, self._joints, positions)
+        if tilt:
+            self.tilt(tilt, side)
+        self.client.forget_contacts(self._robot)
 
     def advance(self, torques: list[float]) -> None:
         """Simulate one control period with ``torques`` (N·m) at the driven joints."""
