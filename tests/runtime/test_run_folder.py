@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 from collections.abc import Callable
@@ -50,7 +51,10 @@ def test_unusable_folders_are_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("steps", range(6))
 def test_ctrl_c_leaves_a_new_folder_or_a_run(steps: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ctrl-C comes before one of the steps of ``create``: its 3 folders, and the beginning and end of its file."""
+    """``create`` makes 5 steps: a folder, the beginning and the end of the configuration, and two more folders.
+
+    Ctrl-C comes after ``steps`` of them.
+    """
     left = iter(range(steps))
 
     def interrupt(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -65,13 +69,10 @@ def test_ctrl_c_leaves_a_new_folder_or_a_run(steps: int, tmp_path: Path, monkeyp
         patch.setattr(Path, "mkdir", interrupt(Path.mkdir))
         patch.setattr(Path, "write_bytes", interrupt(Path.write_bytes))
         patch.setattr(os, "replace", interrupt(os.replace))
-        if steps < 5:
-            with pytest.raises(KeyboardInterrupt):
-                RunFolder.create(tmp_path / "run", Config(seed=3))
-        else:
+        with pytest.raises(KeyboardInterrupt) if steps < 5 else contextlib.nullcontext():
             RunFolder.create(tmp_path / "run", Config(seed=3))
     is_run = RunFolder(tmp_path / "run").config_file.exists()
-    assert is_run == (steps >= 3)  # the folder, the beginning and the end of the file
+    assert is_run == (steps >= 3)
     run = RunFolder.open(tmp_path / "run") if is_run else RunFolder.create(tmp_path / "run", Config(seed=3))
     assert run.config() == Config(seed=3)
     assert run.checkpoints.is_dir()
