@@ -217,9 +217,10 @@ def state(robot: Robot, *words: str) -> dict[str, Any]:
 
 
 def watch(robot: Robot) -> dict[str, str]:
-    """Wait until the robot has joined, and return its entry in the server's state."""
-    found: dict[str, str] = robot.wait("the robot", lambda: state(robot)["sources"].get("leg"))
-    return found
+    """Wait until the robot is connected, and return its entry in the server's state."""
+    found = robot.wait("the robot", lambda: (answer := state(robot))["connected"] == ["leg"] and answer)
+    entry: dict[str, str] = found["sources"]["leg"]
+    return entry
 
 
 def test_policy_is_served(robot: Robot) -> None:
