@@ -24,6 +24,8 @@ from td3_robot.transport import endpoints
 
 Frames = tuple[bytes, bytes, bytes]
 
+_LINGER = 100  # ms; with 0, libzmq 4.3.5 aborts if a subscriber leaves while the socket closes and sends a message
+
 
 def frames(entry: Entry, message: Message, names: Names) -> Iterator[Frames]:
     """Yield frames for each topic of :func:`by_topic` that has numbers.
@@ -73,7 +75,7 @@ class PlotJuggler:
         self._context = zmq.Context()
         self._socket = self._context.socket(zmq.PUB)
         self._socket.setsockopt(zmq.SNDHWM, QUEUE_LENGTH)
-        self._socket.setsockopt(zmq.LINGER, 0)
+        self._socket.setsockopt(zmq.LINGER, _LINGER)
         self._socket.setsockopt(zmq.IPV6, endpoint.startswith("tcp://["))
         try:
             self._socket.bind(endpoint)

@@ -32,6 +32,7 @@ log = logging.getLogger(__name__)
 
 _IO_THREADS = 2  # with two threads, a stranger's large data delays only half of the connections
 _FAREWELL = 1000  # ms that a closing socket may take to send its last messages
+_DETACH = 10  # ms; with 0, libzmq 4.3.5 aborts if a listener leaves while the socket closes and sends it a message
 _DRAIN = 256  # maximum number of messages to take from one socket before the other sockets get their turn
 FOREIGN = 16
 """Maximum number of foreign messages to take from one socket in one turn. A foreign message gives the core no input.
@@ -263,7 +264,7 @@ class Bus(Transport):
         self._lost += tap.counts()
         self._poller.unregister(socket)
         del self._take[socket]
-        socket.close(linger=0)
+        socket.close(linger=_DETACH)
 
     def dropped(self) -> Counter[str]:
         total = super().dropped() + self._lost

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -92,6 +94,35 @@ def test_a_subscriber_receives_frames_and_a_full_queue_does_not_block_publishing
         context.term()
         stream.close()
     assert not (tmp_path / "pj").exists()
+
+
+LEAVING = """
+import sys
+import zmq
+from td3_robot.monitor.plotjuggler import PlotJuggler
+
+frames = [b"sim-0/step", bytes(200), b"1700000000.000001"]
+for _ in range(300):
+    stream = PlotJuggler("tcp://127.0.0.1:*")
+    context = zmq.Context()
+    subscriber = context.socket(zmq.SUB)
+    subscriber.connect(stream.endpoint)
+    subscriber.subscribe("")
+    while not subscriber.poll(2):
+        stream._socket.send_multipart(frames)
+    for _ in range(3000):  # more than a queue holds
+        stream._socket.send_multipart(frames)
+    subscriber.close(linger=0)
+    context.term()
+    stream.close()
+"""
+
+
+@pytest.mark.slow
+def test_a_subscriber_can_leave_while_the_socket_closes() -> None:
+    programs = [subprocess.Popen([sys.executable, "-c", LEAVING], stderr=subprocess.PIPE) for _ in range(6)]
+    assert [program.communicate()[1] for program in programs] == [b""] * 6  # 6: the threads wait for each other
+    assert [program.returncode for program in programs] == [0] * 6
 
 
 def test_other_machines_can_subscribe_only_if_allowed(tmp_path: Path) -> None:
