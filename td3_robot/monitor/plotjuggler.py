@@ -24,7 +24,7 @@ from td3_robot.transport import endpoints
 
 Frames = tuple[bytes, bytes, bytes]
 
-_LINGER = 100  # ms; with 0, libzmq 4.3.5 aborts if a subscriber leaves while the socket closes and sends a message
+_LINGER = 100  # ms; with 0, libzmq 4.3.5 can abort the process if a subscriber leaves while the socket closes
 
 
 def frames(entry: Entry, message: Message, names: Names) -> Iterator[Frames]:

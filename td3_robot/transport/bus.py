@@ -32,7 +32,7 @@ log = logging.getLogger(__name__)
 
 _IO_THREADS = 2  # with two threads, a stranger's large data delays only half of the connections
 _FAREWELL = 1000  # ms that a closing socket may take to send its last messages
-_DETACH = 10  # ms; with 0, libzmq 4.3.5 aborts if a listener leaves while the socket closes and sends it a message
+_DETACH = 10  # ms; shorter than the time to connect again; not 0 for the reason that monitor/plotjuggler.py gives
 _DRAIN = 256  # maximum number of messages to take from one socket before the other sockets get their turn
 FOREIGN = 16
 """Maximum number of foreign messages to take from one socket in one turn. A foreign message gives the core no input.
