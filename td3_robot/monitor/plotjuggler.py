@@ -21,10 +21,9 @@ from td3_robot.recording.entries import Entry
 from td3_robot.recording.values import Names, by_topic
 from td3_robot.topics import QUEUE_LENGTH
 from td3_robot.transport import endpoints
+from td3_robot.transport.bus import LINGER
 
 Frames = tuple[bytes, bytes, bytes]
-
-_LINGER = 100  # ms; with 0, libzmq 4.3.5 can abort the process if a subscriber leaves while the socket closes
 
 
 def frames(entry: Entry, message: Message, names: Names) -> Iterator[Frames]:
@@ -75,7 +74,7 @@ class PlotJuggler:
         self._context = zmq.Context()
         self._socket = self._context.socket(zmq.PUB)
         self._socket.setsockopt(zmq.SNDHWM, QUEUE_LENGTH)
-        self._socket.setsockopt(zmq.LINGER, _LINGER)
+        self._socket.setsockopt(zmq.LINGER, LINGER)
         self._socket.setsockopt(zmq.IPV6, endpoint.startswith("tcp://["))
         try:
             self._socket.bind(endpoint)

@@ -32,8 +32,13 @@ log = logging.getLogger(__name__)
 
 _IO_THREADS = 2  # with two threads, a stranger's large data delays only half of the connections
 _FAREWELL = 1000  # ms that a closing socket may take to send its last messages
-_DETACH = 10  # ms; shorter than the time to connect again; not 0 for the reason that monitor/plotjuggler.py gives
 _DRAIN = 256  # maximum number of messages to take from one socket before the other sockets get their turn
+LINGER = 10
+"""Milliseconds that a closing socket may take if nobody needs its last messages.
+
+With 0, libzmq 4.3.5 can abort the process if a peer leaves while the socket closes. The time is shorter than
+RECONNECT_IVL, so the socket does not connect to another peer.
+"""
 FOREIGN = 16
 """Maximum number of foreign messages to take from one socket in one turn. A foreign message gives the core no input.
 For example, it comes from a stranger, is malformed, or is a Heartbeat. The limit keeps the core's delay short."""
@@ -264,7 +269,7 @@ class Bus(Transport):
         self._lost += tap.counts()
         self._poller.unregister(socket)
         del self._take[socket]
-        socket.close(linger=_DETACH)
+        socket.close(linger=LINGER)
 
     def dropped(self) -> Counter[str]:
         total = super().dropped() + self._lost

@@ -97,7 +97,6 @@ def test_a_subscriber_receives_frames_and_a_full_queue_does_not_block_publishing
 
 
 LEAVING = """
-import sys
 import zmq
 from td3_robot.monitor.plotjuggler import PlotJuggler
 

@@ -82,7 +82,7 @@ class Locomotion(Environment):
         noise = self.random.uniform(-RESET_NOISE, RESET_NOISE, len(self._gains))
         drawn = self.world
         self._world.vary(drawn.get("mass"), drawn.get("friction"), drawn.get("joint_damping"))
-        self._world.reset(noise.tolist(), drawn.get("tilt"), drawn.get("tilt_direction", 0.0))
+        self._world.reset(noise.tolist(), drawn.get("tilt", 0.0), drawn.get("tilt_direction", 0.0))
         self._contacts = self._in_the_air
         self._start_height = self._model.start_height
         raw, _ = self._observe()

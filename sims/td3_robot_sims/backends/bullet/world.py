@@ -210,7 +210,7 @@ class World:
             x, y = math.copysign(force, x), 0.0
         self.client.push(self._robot, self._torso, (x, y, 0.0), self._torso_position())
 
-    def reset(self, positions: Sequence[float], tilt: float | None = None, side: float = 0.0) -> None:
+    def reset(self, positions: Sequence[float], tilt: float = 0.0, side: float = 0.0) -> None:
         """Return to the state after loading, and forget the contacts of earlier episodes.
 
         Bullet keeps contact points and their order when it restores a state. If the world kept them, an episode would
@@ -218,7 +218,7 @@ class World:
 
         Args:
             positions: positions of the driven joints, rad. The joints are at rest.
-            tilt: angle of the robot's tilt, rad; None for no tilt.
+            tilt: angle of the robot's tilt, rad.
             side: direction of the tilt, see :meth:`tilt`.
         """
         self.client.restore(self._start)
