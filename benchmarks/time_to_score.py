@@ -7,7 +7,8 @@ with 10 episodes. A training reaches a score when the mean of two successive eva
 when it reaches the highest score of its robot, or after ``--steps`` steps. Each training has a small file in
 ``benchmarks/results/time_to_score``. The script skips finished trainings and repeats interrupted ones. If a chosen
 training has finished with other values of ``--steps``, ``--every`` or ``--episodes``, the script reports an error and
-starts no training. The report shows all trainings in the folder.
+starts no training. At the end, the script prints the times of all finished trainings in the folder with these values.
+``--report`` starts no training. It writes these times to docs/explanation/results.md, and draws the charts.
 
 The other packages are the *peers*. Each peer trains in one process, with the robot of pybullet_envs_gymnasium and the
 settings of rl-baselines3-zoo. A peer's clock stops during an evaluation. The clock of td3-robot does not stop, because
@@ -22,29 +23,21 @@ import importlib
 import json
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 from td3_robot_sims.quiet import stdout_to_stderr
+from time_to_score_page import OURS, Point, compare, lines, times, write
 
 from td3_robot import runs
 from td3_robot.bench import harness
-from td3_robot.errors import UsageError
-from td3_robot.util import machine
+from td3_robot.errors import EXIT_GOOD, UsageError
 
 DATA = Path(__file__).parent / "results" / "time_to_score"
-_PEERS = ("stable-baselines3", "sb3-contrib", "sbx-rl", "jax")
-PACKAGES = ("td3-robot", "torch", "numpy", "pybullet", *(name for name in _PEERS if machine.version(name)))
-
-Point = tuple[float, int, float]
-"""An evaluation: seconds of training, environment steps, and mean return.
-
-The seconds of a peer do not include the time of its evaluations.
-"""
+PACKAGES = ("td3-robot", "torch", "numpy", "pybullet", "stable-baselines3", "sb3-contrib", "sbx-rl", "jax")
 
 
 class Robot(NamedTuple):
@@ -91,6 +84,7 @@ ROBOTS = {
     "Walker2D": Robot("Walker2DBulletEnv-v0", "walker2d_fast", (1000.0, 1500.0), True),
     "Ant": Robot("AntBulletEnv-v0", "ant_fast", (1500.0, 2500.0), False),
 }
+SCORES = {name: robot.scores for name, robot in ROBOTS.items()}
 _BOTH = {"gamma": 0.98, "batch_size": 256, "learning_starts": 10_000}
 _TD3 = {**_BOTH, "learning_rate": 7e-4, "buffer_size": 200_000, "policy_kwargs": {"net_arch": [400, 300]}}
 _TQC = {
@@ -109,7 +103,6 @@ PEERS = {
     "sbx-td3": Peer("sbx", "TD3", _TD3, 0.1),
     "sbx-tqc": Peer("sbx", "TQC", _TQC),
 }
-OURS = "td3-robot"
 
 
 @dataclass
@@ -148,7 +141,7 @@ class Training:
             "seed": self.seed,
             "limits": self.limits._asdict(),
             "partial": partial,
-            "machine": machine.describe(PACKAGES),
+            "machine": harness.describe(*PACKAGES),
             "evaluations": self.points,
         }
         self.file.write_text(json.dumps(content, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
@@ -157,7 +150,7 @@ class Training:
         """Keep an evaluation. Return whether the training continues."""
         self.points.append(point)
         self.write()
-        return times(self.points, ROBOTS[self.robot].scores)[-1] is None
+        return times(self.points, SCORES[self.robot])[-1] is None
 
 
 def main() -> int:
@@ -174,9 +167,15 @@ def main() -> int:
     parser.add_argument(
         "--runs", type=Path, default=Path("runs/time_to_score"), metavar="DIR", help="folder for the runs of td3-robot"
     )
+    parser.add_argument("--report", action="store_true", help="train nothing; write the results into results.md")
     options = parser.parse_args()
     contestants = harness.chosen(parser, "contestant", options.contestants, known)
     limits = Limits(options.steps, options.every, options.episodes)
+    if limits.steps <= 2 * limits.every:  # at most one evaluation of td3-robot is not the final one
+        parser.error(f"--steps is {limits.steps}; allowed: more than twice --every, which is {limits.every}")
+    if options.report:
+        write(finished(options.out, limits), SCORES)
+        return EXIT_GOOD
     options.out.mkdir(parents=True, exist_ok=True)
     trainings = [
         Training(name, robot, seed, limits, options.out / f"{robot}-{name}-{seed}.json")
@@ -187,7 +186,8 @@ def main() -> int:
     for training in [it for it in trainings if not it.done]:
         training.write()
         train(training, options.runs)
-    return harness.show(report(options.out), options.json, lines)
+    report = {"machine": harness.describe(*PACKAGES), "results": compare(finished(options.out, limits), SCORES)}
+    return harness.show(report, options.json, lines)
 
 
 def train(training: Training, folder: Path) -> None:
@@ -197,15 +197,6 @@ def train(training: Training, folder: Path) -> None:
         with harness.process_of(training.contestant) as call:
             training.points = call(train_peer, training)
     training.write(partial=False)
-
-
-def times(points: Sequence[Point], scores: Sequence[float]) -> list[float | None]:
-    """For each score, return the seconds until the mean of two successive evaluations reaches the score.
-
-    The result is None for a score that is never reached.
-    """
-    reached = [(now[0], (before[2] + now[2]) / 2) for before, now in pairwise(points)]
-    return [next((seconds for seconds, mean in reached if mean >= score), None) for score in scores]
 
 
 def train_ours(training: Training, folder: Path) -> None:
@@ -285,33 +276,18 @@ def falling(rate: float, steps: int) -> Callable[[float], float]:
     return lambda remaining: rate * max(0.0, 1 - (1 - remaining) * steps / 1e6)
 
 
-def report(folder: Path) -> harness.Report:
-    """Return the times of all trainings."""
-    trainings = [json.loads(file.read_text(encoding="utf-8")) for file in sorted(folder.glob("*.json"))]
-    rows = []
-    for robot, contestant in dict.fromkeys((it["robot"], it["contestant"]) for it in trainings):
-        mine = [it for it in trainings if (it["robot"], it["contestant"]) == (robot, contestant)]
-        scores = ROBOTS[robot].scores
-        reached = [times(it["evaluations"], scores) for it in mine]
-        rows.append(
-            {
-                "robot": robot,
-                "contestant": contestant,
-                "seeds": [it["seed"] for it in mine],
-                "partial": sum(it["partial"] for it in mine),
-                "scores": {str(score): [made[place] for made in reached] for place, score in enumerate(scores)},
-            }
-        )
-    return {"benchmark": "time to score", "machine": harness.describe(*PACKAGES), "results": rows}
+def finished(folder: Path, limits: Limits) -> list[dict[str, Any]]:
+    """Return the files of the finished trainings with these limits, in the order of contestants and seeds.
 
-
-def lines(report: harness.Report) -> Iterator[str]:
-    for row in report["results"]:
-        text = f"{row['robot']:9} {row['contestant']:10}"
-        for score, seconds in row["scores"].items():
-            shown = ", ".join("never" if it is None else f"{it / 60:.1f} min" for it in seconds)
-            text += f"  {float(score):.0f}: {shown}"
-        yield text + (f"  ({row['partial']} not finished)" if row["partial"] else "")
+    Raises:
+        UsageError: there are none.
+    """
+    files = [json.loads(file.read_text(encoding="utf-8")) for file in folder.glob("*.json")]
+    found = [it for it in files if not it["partial"] and it["limits"] == limits._asdict()]
+    if not found:
+        raise UsageError(f"{folder} has no finished training with the limits {limits._asdict()}")
+    names = [OURS, *PEERS]
+    return sorted(found, key=lambda it: (names.index(it["contestant"]), it["seed"]))
 
 
 if __name__ == "__main__":
