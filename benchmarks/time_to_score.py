@@ -171,7 +171,7 @@ def main() -> int:
     options = parser.parse_args()
     contestants = harness.chosen(parser, "contestant", options.contestants, known)
     limits = Limits(options.steps, options.every, options.episodes)
-    if limits.steps <= 2 * limits.every:  # at most one evaluation of td3-robot is not the final one
+    if limits.steps <= 2 * limits.every:  # td3-robot might make only one evaluation before its final one
         parser.error(f"--steps is {limits.steps}; allowed: more than twice --every, which is {limits.every}")
     if options.report:
         write(finished(options.out, limits), SCORES)

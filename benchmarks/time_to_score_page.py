@@ -85,29 +85,33 @@ def lines(report: harness.Report) -> Iterator[str]:
 def _by_seed(row: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> str:
     """The minutes of a row, for each seed that a row of the same robot has. A dash means: not trained."""
     cells = {
-        seed: f"not in {_text(end / 60, bound=True)}" if made is None else _text(made / 60)
+        seed: f"not in {_rounded_down(end / 60)}" if made is None else f"{made / 60:.1f}"
         for seed, made, end in zip(row["seeds"], row["seconds"], row["ends"], strict=True)
     }
     seeds = sorted({seed for other in rows if other["robot"] == row["robot"] for seed in other["seeds"]})
     return ", ".join(cells.get(seed, "–") for seed in seeds)
 
 
-def _text(value: float, *, bound: bool = False) -> str:
-    """A value with one decimal. A lower bound is rounded down."""
-    return f"{math.floor(10 * value) / 10 if bound else value:.1f}"
+def _figure(value: float, *, bound: bool) -> str:
+    """A value, or a lower bound such as ``> 2.5``."""
+    return f"> {_rounded_down(value)}" if bound else f"{value:.1f}"
+
+
+def _rounded_down(value: float) -> str:
+    return f"{math.floor(10 * value) / 10:.1f}"
 
 
 def table(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    """Yield the lines of a table in Markdown."""
+    """Yield the lines of a table in Markdown. There is no ratio if the median of td3-robot is missing or a bound."""
     known = [row for row in rows if row["contestant"] == OURS and not row["bound"]]
     ours = {(row["robot"], row["score"]): row["median"] for row in known}
     yield "| robot | return | package | minutes, by seed | median | ratio to td3-robot |"
     yield "|---|--:|---|--:|--:|--:|"
     for row in rows:
-        bound, mine = row["bound"], ours.get((row["robot"], row["score"]))
-        values = [row["median"] / 60, *([row["median"] / mine] if mine else [])]
-        median, ratio = [*("> " * bound + _text(value, bound=bound) for value in values), ""][:2]
+        mine = ours.get((row["robot"], row["score"]))
         name = f"{row['robot']} | {row['score']:.0f} | {row['contestant']}"
+        median = _figure(row["median"] / 60, bound=row["bound"])
+        ratio = _figure(row["median"] / mine, bound=row["bound"]) if mine else ""
         yield f"| {name} | {_by_seed(row, rows)} | {median} | {ratio} |"
 
 
