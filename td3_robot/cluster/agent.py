@@ -89,9 +89,9 @@ class Agent:
         return str(self._folder)
 
     @staticmethod
-    def free_port() -> int:
-        """Return a TCP port that is free now on this host."""
-        return ports.free_port()
+    def keep_port() -> int:
+        """Return a free TCP port of this host, and keep it until this agent ends."""
+        return ports.keep_port()
 
     def write(self, contents: Mapping[str, bytes]) -> None:
         """Write files. ``contents`` maps their paths to their bytes. Only this user may read the files."""

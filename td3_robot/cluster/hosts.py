@@ -34,7 +34,7 @@ from td3_robot.runtime.run_folder import RunFolder
 from td3_robot.topics import LISTENERS
 from td3_robot.transport.endpoints import with_host
 from td3_robot.transport.keys import KeyFolder
-from td3_robot.util.ports import free_port
+from td3_robot.util.ports import keep_port
 
 LEARNER, POLICY, SIMULATOR = "learner", "policy", "sim"
 """Names of processes in the launch description. All other processes run beside the supervisor."""
@@ -236,8 +236,8 @@ class RayHosts(Hosts):
         shown = str(get_node_ip_address())
         here = self._config.cluster.addresses.get(shown, shown)
         for link in ("supervisor", *LISTENERS):
-            self._endpoints[link] = with_host(f":{free_port()}", here)
-        self._endpoints[LEARNER] = _free_endpoint(self._where[LEARNER])
+            self._endpoints[link] = with_host(f":{keep_port()}", here)
+        self._endpoints[LEARNER] = _kept_endpoint(self._where[LEARNER])
         return self._endpoints
 
     def start(self, start: Start) -> Running:
@@ -264,7 +264,7 @@ class RayHosts(Hosts):
                         self._announce_learner()
                     return running
                 if start.name == server:
-                    self._publish(server, _free_endpoint(host))
+                    self._publish(server, _kept_endpoint(host))
                 return _start_on(host, start, self._write_run(host, server))
 
     def _publish(self, server: str, endpoint: str | None) -> None:
@@ -317,7 +317,7 @@ class RayHosts(Hosts):
             self._where[LEARNER] = self._host_for_learner()
             if self._files:
                 self._files.claim()
-            self._endpoints[LEARNER] = _free_endpoint(self._where[LEARNER])
+            self._endpoints[LEARNER] = _kept_endpoint(self._where[LEARNER])
             self._run.write_run(endpoints=self._endpoints)
         elif not self._move_simulators(server):
             return
@@ -370,6 +370,6 @@ def _start_on(host: Host, start: Start, run: str) -> Running:
     return host.start(start.name, start.arguments(run), start.environment, start.log)
 
 
-def _free_endpoint(host: Host) -> str:
-    """Return a TCP endpoint that is free now on a host."""
-    return with_host(f":{host.ask('free_port')}", host.address)
+def _kept_endpoint(host: Host) -> str:
+    """Return a TCP endpoint on a host. The host keeps its port until the host's agent ends."""
+    return with_host(f":{host.ask('keep_port')}", host.address)

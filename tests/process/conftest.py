@@ -12,19 +12,12 @@ from pathlib import Path
 
 import pytest
 
-from td3_robot.util.ports import free_port
 from tests.process.deployed_robot import Robot
 
 ROOT = Path(__file__).parent.parent.parent
-LOOPBACK = f"127.{64 + (os.getpid() >> 16)}.{os.getpid() >> 8 & 255}.{os.getpid() & 255}"
-"""A loopback address that only this test process uses. So a free port stays free until a test binds it."""
+LOOPBACK = "127.0.0.1"
 
 MadeOnce = Callable[[str, Callable[[Path], object]], Path]
-
-
-def free_ports(count: int) -> list[int]:
-    """Return different free ports of ``LOOPBACK``."""
-    return [free_port(LOOPBACK) for _ in range(count)]
 
 
 @pytest.fixture(scope="session")

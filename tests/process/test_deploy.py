@@ -41,8 +41,9 @@ import yaml
 from td3_robot.bundle import Bundle
 from td3_robot.config.schema import Config
 from td3_robot.runtime.run_folder import RunFolder
+from td3_robot.util.ports import keep_port
 from tests.conftest import poll_until
-from tests.process.conftest import LOOPBACK, ROOT, free_ports
+from tests.process.conftest import LOOPBACK, ROOT
 from tests.process.deployed_robot import bundle
 
 PAGE = ROOT / "docs" / "how-to" / "deploy.md"
@@ -102,7 +103,7 @@ class Site:
     running: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        ours, theirs = free_ports(2)
+        ours, theirs = keep_port(), keep_port()
         self.words = dict.fromkeys(("ROBOT", "WORKSTATION", "0.0.0.0", "127.0.0.1"), LOOPBACK)
         self.words |= {":5601": f":{ours}", ":5555": f":{theirs}", **OWN_SETTINGS}
         self.robot, self.workstation = self.at("/var/lib/td3-robot"), self.folder / "workstation"

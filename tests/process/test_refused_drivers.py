@@ -15,7 +15,8 @@ from td3_robot.bundle import Bundle
 from td3_robot.transport.bus import Bus
 from td3_robot.transport.keys import KeyFolder
 from td3_robot.transport.link import ClientLink, hello
-from tests.process.conftest import LOOPBACK, free_ports
+from td3_robot.util.ports import keep_port
+from tests.process.conftest import LOOPBACK
 from tests.process.deployed_robot import (
     DRIVER,
     EXAMPLE,
@@ -80,7 +81,7 @@ def test_refused_driver_makes_its_robot_safe(robot: Robot, why: str) -> None:
         ours, theirs = KeyFolder(robot.folder / "robot-keys"), KeyFolder(robot.folder / "driver-keys")
         theirs.allow("server", ours.create("server").public, "server:policy")
         ours.allow("leg", theirs.create("leg").public, "evaluator")
-        [port] = free_ports(1)
+        port = keep_port()
         for name in ("robot", "driver"):
             robot.add(name, endpoints={"policy": f"tcp://{LOOPBACK}:{port}", "keys": f"{name}-keys"})
         reason = "the key of 'leg' may not have role driver"

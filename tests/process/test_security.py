@@ -23,8 +23,9 @@ import td3_robot as tr
 from td3_robot.bench import example
 from td3_robot.cli.main import main
 from td3_robot.transport.keys import KeyFolder
+from td3_robot.util.ports import keep_port
 from tests.conftest import poll_until
-from tests.process.conftest import LOOPBACK, free_ports
+from tests.process.conftest import LOOPBACK
 from tests.process.test_misbehaving_peers import Peer, hello, step
 
 _PATIENCE = 60_000  # ms
@@ -34,7 +35,7 @@ class Server:
     """A policy server process on a free port of loopback, with keys if ``folder`` is given."""
 
     def __init__(self, path: Path, folder: KeyFolder | None) -> None:
-        [self.port] = free_ports(1)
+        self.port = keep_port()
         self.endpoint = f"tcp://{LOOPBACK}:{self.port}"
         self.path, self.folder = path, folder
         self.process: subprocess.Popen[bytes] | None = None

@@ -26,7 +26,8 @@ from td3_robot.recording.reader import Session
 from td3_robot.recording.values import whole
 from td3_robot.replay import check as replay
 from td3_robot.transport.keys import CLIENT, KeyFolder
-from tests.process.conftest import LOOPBACK, free_ports
+from td3_robot.util.ports import keep_port
+from tests.process.conftest import LOOPBACK
 from tests.process.deployed_robot import PATIENT, POLICY, SAFE, periods, program
 from tests.process.test_deployed_recording import Recorded, stop
 
@@ -155,7 +156,7 @@ def test_a_takeover_needs_a_key_with_the_role_operator(robot: Recorded) -> None:
         folder = KeyFolder(robot.folder / f"{name}-keys")
         server.allow(name, folder.create(name).public, role)
         folder.allow("server", public, "server:policy")
-    endpoint = f"tcp://{LOOPBACK}:{free_ports(1)[0]}"
+    endpoint = f"tcp://{LOOPBACK}:{keep_port()}"
     for name in ("robot", "driver"):
         robot.add(name, endpoints={"policy": endpoint, "keys": f"{name}-keys"}, record=False)
     robot.serve()
