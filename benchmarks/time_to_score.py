@@ -144,7 +144,7 @@ class Training:
             "machine": harness.describe(*PACKAGES),
             "evaluations": self.points,
         }
-        self.file.write_text(json.dumps(content, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
+        harness.write_result(self.file, content)
 
     def add(self, point: Point) -> bool:
         """Keep an evaluation. Return whether the training continues."""

@@ -82,8 +82,7 @@ def keep(training: str, points: Curve) -> None:
     """Write a curve to the file of all curves, one training per line."""
     curves = json.loads(FILE.read_text(encoding="utf-8")) if FILE.exists() else {}
     curves[training] = points
-    lines = (f"{json.dumps(name)}: {json.dumps(curves[name])}" for name in sorted(curves))
-    FILE.write_text("{\n" + ",\n".join(lines) + "\n}\n", encoding="utf-8")
+    harness.write_result(FILE, dict(sorted(curves.items())))
 
 
 def tables() -> list[str]:

@@ -120,8 +120,7 @@ def collect(row: dict[str, Any], seed: int, folder: Path, result: Path) -> None:
         ],
     } | {name: evaluate(path, row["episodes"]) for name, path in policies.items() if path.is_file()}
     DATA.mkdir(exist_ok=True)
-    lines = (f" {json.dumps(key)}: {json.dumps(value, ensure_ascii=False)}" for key, value in content.items())
-    result.write_text("{\n" + ",\n".join(lines) + "\n}\n", encoding="utf-8")
+    harness.write_result(result, content)
     print(f"{result.name}: {content.get('final', {}).get('mean')}{' (partial)' if content['partial'] else ''}")
 
 

@@ -23,7 +23,7 @@ import numpy as np
 
 from td3_robot.errors import EXIT_GOOD, EXIT_USAGE, NodeError, Td3RobotError, exit_code_of
 from td3_robot.runtime.arguments import Parser, integer, real
-from td3_robot.util import machine
+from td3_robot.util import files, machine
 from td3_robot.util.text import one_line
 
 Report = dict[str, Any]
@@ -170,6 +170,15 @@ def process_of(name: str) -> Iterator[Callable[..., Any]]:
                 raise NodeError(f"{name} failed: {type(error).__name__}: {one_line(error, 500)}") from error
 
         yield call
+
+
+def write_result(file: Path, result: Mapping[str, Any]) -> None:
+    """Write a result as JSON, with one line for each key, so that a change of the file is easy to read.
+
+    A kill leaves the earlier file, if there is one.
+    """
+    lines = (f" {json.dumps(key)}: {json.dumps(value, ensure_ascii=False)}" for key, value in result.items())
+    files.write_atomically(file, ("{\n" + ",\n".join(lines) + "\n}\n").encode())
 
 
 def show(report: Report, as_json: bool, lines: Callable[[Report], Iterable[str]]) -> int:
