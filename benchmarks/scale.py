@@ -41,6 +41,7 @@ from td3_robot.transport.bus import Bus
 from td3_robot.transport.keys import KeyFolder
 from td3_robot.transport.link import ServerLink
 from td3_robot.util import machine
+from td3_robot.util.ports import keep_port, port_of
 
 NODES = Path(__file__).with_name("scale_nodes.py")
 SOURCES = (1, 2, 4, 8, 16, 32, 64)
@@ -220,9 +221,9 @@ class _Bench:
         run = RunFolder.create(path, config)
         KeyFolder(path / "keys").create("scale")
         reports = f"ipc://{path}/supervisor"
-        endpoint = f"tcp://127.0.0.1:{scale_ray.free_port()}"
-        run.write_run(endpoints={"supervisor": reports, "learner": endpoint}, keys=str(path / "keys"))
-        with contextlib.closing(Bus()) as bus:
+        with contextlib.closing(Bus()) as bus, keep_port() as kept:
+            endpoint = f"tcp://127.0.0.1:{port_of(kept)}"
+            run.write_run(endpoints={"supervisor": reports, "learner": endpoint}, keys=str(path / "keys"))
             bus.serve(reports, ServerLink("supervisor", "supervisor", {"node": (Status,)}, config.agreement(), 1))
             with _process("learner", "--run", str(path), "--name", "learner", follows=True) as process:
                 _next_status(bus, lambda status: status.state == "ready")

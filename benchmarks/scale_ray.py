@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import socket
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -23,11 +22,6 @@ from td3_robot.util import machine
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "GOMP_SPINCOUNT": "100"}
 _IN_FLIGHT = 100  # a source waits when it has this many unanswered Steps, as with td3-robot
 _STORED = 20_000  # capacity of the buffer in transitions, as with td3-robot
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        return int(probe.getsockname()[1])
 
 
 def contestants(

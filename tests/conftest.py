@@ -29,6 +29,7 @@ from hypothesis import settings
 from td3_robot.bundle import Bundle, Exploration, layer_shapes
 from td3_robot.messages import Phase, Step
 from td3_robot.specs import Channel, RobotSpec
+from td3_robot.util.ports import keep_port, port_of
 
 # Hypothesis examples have no deadline, because a test machine may be busy. A failure prints how to repeat the example.
 settings.register_profile("td3-robot", deadline=None, print_blob=True)
@@ -137,6 +138,14 @@ def nobody_expires(monkeypatch: pytest.MonkeyPatch) -> None:
     """
     monkeypatch.setattr("td3_robot.transport.link.PEER_TIMEOUT", 1e9)  # s
     monkeypatch.setattr("td3_robot.transport.link.LONG_SILENCE", 1e9)
+
+
+def free_port() -> int:
+    """Return a TCP port that is free. This process keeps the port until it ends."""
+    kept = keep_port()
+    port = port_of(kept)
+    kept.detach()  # now only the end of this process frees the port
+    return port
 
 
 def poll_until(check: Callable[[], Any], complaint: Callable[[], str], timeout: float = 300) -> Any:

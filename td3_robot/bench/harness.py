@@ -173,10 +173,7 @@ def process_of(name: str) -> Iterator[Callable[..., Any]]:
 
 
 def write_result(file: Path, result: Mapping[str, Any]) -> None:
-    """Write a result as JSON, with one line for each key, so that a change of the file is easy to read.
-
-    A kill leaves the earlier file, if there is one.
-    """
+    """Write a result as JSON, with one line for each key. A kill during the write leaves the earlier file."""
     lines = (f" {json.dumps(key)}: {json.dumps(value, ensure_ascii=False)}" for key, value in result.items())
     files.write_atomically(file, ("{\n" + ",\n".join(lines) + "\n}\n").encode())
 

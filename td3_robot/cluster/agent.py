@@ -6,6 +6,7 @@ import contextlib
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -16,7 +17,8 @@ from typing import NamedTuple
 from td3_robot.runtime.hosts import Lifeline
 from td3_robot.runtime.storage import Keeper, retried
 from td3_robot.transport import endpoints
-from td3_robot.util import files, ports
+from td3_robot.util import files
+from td3_robot.util.ports import keep_port, port_of
 
 _LONGEST_OUTPUT = 1 << 20  # bytes of output that one report holds
 _REMOVER = """
@@ -75,6 +77,7 @@ class Agent:
         ended, alive = os.pipe()  # the pipe closes when the agent and its processes have ended
         self._inherited = (self._lifeline.read_end, alive)
         self._nodes: dict[str, _Node] = {}
+        self._ports: list[socket.socket] = []
         # Ray sets OMP_NUM_THREADS, which limits the threads of its actors. The nodes choose their threads themselves.
         self._environment = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
         output = self._folder / "remover.output"
@@ -88,10 +91,10 @@ class Agent:
         """
         return str(self._folder)
 
-    @staticmethod
-    def keep_port() -> int:
-        """Return a free TCP port of this host, and keep it until this agent ends."""
-        return ports.keep_port()
+    def keep_port(self) -> int:
+        """Return a free TCP port of this host. The agent keeps the port until it ends."""
+        self._ports.append(keep_port())
+        return port_of(self._ports[-1])
 
     def write(self, contents: Mapping[str, bytes]) -> None:
         """Write files. ``contents`` maps their paths to their bytes. Only this user may read the files."""
@@ -134,10 +137,12 @@ class Agent:
         shutil.rmtree(kept)
 
     def close(self) -> None:
-        """Kill the processes that still run, and remove the folder."""
+        """Kill the processes that still run, free the ports, and remove the folder."""
         for node in self._nodes.values():
             node.send_signal(signal.SIGKILL)
             node.wait()
+        for port in self._ports:
+            port.close()
         shutil.rmtree(self._folder, ignore_errors=True)
 
 

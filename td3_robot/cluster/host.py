@@ -18,6 +18,7 @@ from td3_robot.cluster.question import ANSWER, LOST, Question, first_line
 from td3_robot.errors import NodeError
 from td3_robot.runtime.hosts import Running
 from td3_robot.runtime.launch import Process
+from td3_robot.transport.endpoints import with_host
 
 _PERIOD = 0.1  # seconds between two reports of a host
 
@@ -49,6 +50,7 @@ class Host:
     reserved: tuple[float, float] = (0.0, 0.0)
     agent: Any = None
     folder: str = ""
+    _endpoints: dict[str, str] = field(default_factory=dict)
     _opening: Question | None = None
     _reservations: list[Any] = field(default_factory=list)
     _processes: dict[str, _Remote] = field(default_factory=dict)
@@ -66,6 +68,16 @@ class Host:
         except LOST:
             self._lose()
             raise
+
+    def endpoint(self, server: str) -> str:
+        """Return the TCP endpoint of a server on this host. It stays the same when the server restarts here.
+
+        Raises:
+            RayError: see :meth:`ask`.
+        """
+        if server not in self._endpoints:
+            self._endpoints[server] = with_host(f":{self.ask('keep_port')}", self.address)
+        return self._endpoints[server]
 
     def _lose(self) -> None:
         """Mark the host as lost, and kill its actors. This also ends the processes that the agent has started."""

@@ -34,7 +34,7 @@ from td3_robot.runtime.run_folder import RunFolder
 from td3_robot.topics import LISTENERS
 from td3_robot.transport.endpoints import with_host
 from td3_robot.transport.keys import KeyFolder
-from td3_robot.util.ports import keep_port
+from td3_robot.util.ports import keep_port, port_of
 
 LEARNER, POLICY, SIMULATOR = "learner", "policy", "sim"
 """Names of processes in the launch description. All other processes run beside the supervisor."""
@@ -236,8 +236,9 @@ class RayHosts(Hosts):
         shown = str(get_node_ip_address())
         here = self._config.cluster.addresses.get(shown, shown)
         for link in ("supervisor", *LISTENERS):
-            self._endpoints[link] = with_host(f":{keep_port()}", here)
-        self._endpoints[LEARNER] = _kept_endpoint(self._where[LEARNER])
+            kept = self._resources.enter_context(keep_port())
+            self._endpoints[link] = with_host(f":{port_of(kept)}", here)
+        self._endpoints[LEARNER] = self._where[LEARNER].endpoint(LEARNER)
         return self._endpoints
 
     def start(self, start: Start) -> Running:
@@ -264,7 +265,7 @@ class RayHosts(Hosts):
                         self._announce_learner()
                     return running
                 if start.name == server:
-                    self._publish(server, _kept_endpoint(host))
+                    self._publish(server, host.endpoint(server))
                 return _start_on(host, start, self._write_run(host, server))
 
     def _publish(self, server: str, endpoint: str | None) -> None:
@@ -317,7 +318,7 @@ class RayHosts(Hosts):
             self._where[LEARNER] = self._host_for_learner()
             if self._files:
                 self._files.claim()
-            self._endpoints[LEARNER] = _kept_endpoint(self._where[LEARNER])
+            self._endpoints[LEARNER] = self._where[LEARNER].endpoint(LEARNER)
             self._run.write_run(endpoints=self._endpoints)
         elif not self._move_simulators(server):
             return
@@ -368,8 +369,3 @@ def share(count: int, hosts: Sequence[Host], each: float) -> Iterable[Host]:
 def _start_on(host: Host, start: Start, run: str) -> Running:
     """Start a process on a host. ``run`` is the path of the process's run folder on this host."""
     return host.start(start.name, start.arguments(run), start.environment, start.log)
-
-
-def _kept_endpoint(host: Host) -> str:
-    """Return a TCP endpoint on a host. The host keeps its port until the host's agent ends."""
-    return with_host(f":{host.ask('keep_port')}", host.address)

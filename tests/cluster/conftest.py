@@ -19,8 +19,7 @@ import psutil
 import pytest
 
 from td3_robot.transport.endpoints import SOCKETS_PREFIX
-from td3_robot.util.ports import keep_port
-from tests.conftest import Command, poll_until
+from tests.conftest import Command, free_port, poll_until
 
 MACHINES = Path(__file__).with_name("ray_machines.py")
 SMALL = (
@@ -168,7 +167,7 @@ def free_address() -> str:
     """Return an address for the head of a cluster on this machine."""
     from ray.util import get_node_ip_address
 
-    return f"{get_node_ip_address()}:{keep_port()}"
+    return f"{get_node_ip_address()}:{free_port()}"
 
 
 @pytest.fixture

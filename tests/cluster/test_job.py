@@ -11,9 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from td3_robot.util.ports import keep_port
 from tests.cluster.conftest import SMALL, Head, free_address
-from tests.conftest import poll_until
+from tests.conftest import free_port, poll_until
 
 pytestmark = pytest.mark.timeout(1800)
 
@@ -24,7 +23,7 @@ STEPS = re.compile(r"^([\d,]+)/[\d,]+ steps", re.MULTILINE)
 def head(folder: Path) -> Iterator[Head]:
     """A head with Ray's dashboard, which accepts jobs."""
     pytest.importorskip("aiohttp_cors", reason="needs ray[default], which is not installed")
-    port, agent = str(keep_port()), str(keep_port())  # Ray accepts no job if the agent's default port is taken
+    port, agent = str(free_port()), str(free_port())  # Ray accepts no job if the agent's default port is taken
     ports = ("--dashboard-port", port, "--dashboard-agent-listen-port", agent)
     options = ("--num-cpus", "3", "--include-dashboard", "true", *ports)
     made = Head(folder, free_address(), *options, RAY_JOB_STOP_WAIT_TIME_S="120")

@@ -15,7 +15,6 @@ import pytest
 from tests.process.deployed_robot import Robot
 
 ROOT = Path(__file__).parent.parent.parent
-LOOPBACK = "127.0.0.1"
 
 MadeOnce = Callable[[str, Callable[[Path], object]], Path]
 

@@ -2,8 +2,7 @@
 
 Substitutions:
 
-- ``ROBOT``, ``WORKSTATION``, ``0.0.0.0`` and ``127.0.0.1`` become one loopback address. Ports 5601 and 5555 become
-  free ports.
+- ``ROBOT``, ``WORKSTATION`` and ``0.0.0.0`` become ``127.0.0.1``. Ports 5601 and 5555 become free ports.
 - ``/opt``, ``/usr/local``, ``/etc`` and ``/var/lib`` become folders in the robot's folder. Home folders become folders
   of the test.
 - ``scp`` copies on this machine, and ``ssh`` runs its command on this machine. ``python`` and ``python3`` are the
@@ -41,9 +40,8 @@ import yaml
 from td3_robot.bundle import Bundle
 from td3_robot.config.schema import Config
 from td3_robot.runtime.run_folder import RunFolder
-from td3_robot.util.ports import keep_port
-from tests.conftest import poll_until
-from tests.process.conftest import LOOPBACK, ROOT
+from tests.conftest import free_port, poll_until
+from tests.process.conftest import ROOT
 from tests.process.deployed_robot import bundle
 
 PAGE = ROOT / "docs" / "how-to" / "deploy.md"
@@ -103,8 +101,8 @@ class Site:
     running: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        ours, theirs = keep_port(), keep_port()
-        self.words = dict.fromkeys(("ROBOT", "WORKSTATION", "0.0.0.0", "127.0.0.1"), LOOPBACK)
+        ours, theirs = free_port(), free_port()
+        self.words = dict.fromkeys(("ROBOT", "WORKSTATION", "0.0.0.0"), "127.0.0.1")
         self.words |= {":5601": f":{ours}", ":5555": f":{theirs}", **OWN_SETTINGS}
         self.robot, self.workstation = self.at("/var/lib/td3-robot"), self.folder / "workstation"
         for path in (self.robot, self.workstation, *map(self.at, ("/opt", "/usr/local/bin", "/etc/systemd/system"))):
@@ -144,7 +142,7 @@ class Site:
         driver = str(Path(__file__).parent / "recording_driver.py")
         script = f"import runpy, sys\nsys.argv[1:1] = {example!r}\nrunpy.run_path({driver!r}, run_name='__main__')\n"
         (home / "driver.py").write_text(script)
-        (home / "fleet").write_text(f"{LOOPBACK}\n")
+        (home / "fleet").write_text("127.0.0.1\n")
 
     def environment(self, place: str) -> dict[str, str]:
         own = self.folder / "tools" / "workstation" if place == "workstation" else self.at("/usr/local/bin")

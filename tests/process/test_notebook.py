@@ -31,7 +31,8 @@ def test_every_cell_of_the_notebook_runs(tmp_path: Path) -> None:
         notebook, timeout=300, kernel_name="python3", resources={"metadata": {"path": str(tmp_path)}}
     )
     manager = client.create_kernel_manager()
-    manager.transport, manager.ip = "ipc", str(tmp_path / "k")  # with TCP, another program can take the kernel's ports
+    # With TCP, another program can take a port before the kernel binds it.
+    manager.transport, manager.ip = "ipc", str(tmp_path / "k")
     client.execute()  # raises the error if a cell fails
     texts = [output.get("text", "") for cell in notebook.cells for output in cell.get("outputs", [])]
     assert any(text.startswith("Walker2D: return ") for text in texts)
@@ -54,8 +55,8 @@ def test_interrupting_the_kernel_stops_the_training_and_keeps_the_policy(tmp_pat
     manager = pytest.importorskip("jupyter_client.manager").KernelManager(transport="ipc", ip=str(tmp_path / "k"))
     manager.start_kernel(cwd=str(tmp_path))
     client = manager.client()
-    client.start_channels()
     try:
+        client.start_channels()
         client.wait_for_ready(timeout=120)
         client.execute(TRAIN)
         printed = ""

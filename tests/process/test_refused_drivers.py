@@ -15,8 +15,7 @@ from td3_robot.bundle import Bundle
 from td3_robot.transport.bus import Bus
 from td3_robot.transport.keys import KeyFolder
 from td3_robot.transport.link import ClientLink, hello
-from td3_robot.util.ports import keep_port
-from tests.process.conftest import LOOPBACK
+from tests.conftest import free_port
 from tests.process.deployed_robot import (
     DRIVER,
     EXAMPLE,
@@ -81,9 +80,9 @@ def test_refused_driver_makes_its_robot_safe(robot: Robot, why: str) -> None:
         ours, theirs = KeyFolder(robot.folder / "robot-keys"), KeyFolder(robot.folder / "driver-keys")
         theirs.allow("server", ours.create("server").public, "server:policy")
         ours.allow("leg", theirs.create("leg").public, "evaluator")
-        port = keep_port()
+        port = free_port()
         for name in ("robot", "driver"):
-            robot.add(name, endpoints={"policy": f"tcp://{LOOPBACK}:{port}", "keys": f"{name}-keys"})
+            robot.add(name, endpoints={"policy": f"tcp://127.0.0.1:{port}", "keys": f"{name}-keys"})
         reason = "the key of 'leg' may not have role driver"
     robot.serve()
     driver = robot.drive()

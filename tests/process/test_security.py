@@ -23,9 +23,7 @@ import td3_robot as tr
 from td3_robot.bench import example
 from td3_robot.cli.main import main
 from td3_robot.transport.keys import KeyFolder
-from td3_robot.util.ports import keep_port
-from tests.conftest import poll_until
-from tests.process.conftest import LOOPBACK
+from tests.conftest import free_port, poll_until
 from tests.process.test_misbehaving_peers import Peer, hello, step
 
 _PATIENCE = 60_000  # ms
@@ -35,8 +33,8 @@ class Server:
     """A policy server process on a free port of loopback, with keys if ``folder`` is given."""
 
     def __init__(self, path: Path, folder: KeyFolder | None) -> None:
-        self.port = keep_port()
-        self.endpoint = f"tcp://{LOOPBACK}:{self.port}"
+        self.port = free_port()
+        self.endpoint = f"tcp://127.0.0.1:{self.port}"
         self.path, self.folder = path, folder
         self.process: subprocess.Popen[bytes] | None = None
         endpoints = {"policy": self.endpoint, **({"keys": str(folder.path)} if folder else {})}
@@ -208,7 +206,7 @@ def frame(content: bytes, *, more: bool = False) -> bytes:
 def requests(port: int) -> dict[str, bytes]:
     """Return requests by name: bytes that a web page in a browser can send to a port, and the first bytes of TLS."""
     agent = "User-Agent: Mozilla/5.0 (X11; Linux x86_64) AppleWebKit/537.36"
-    top = f"Host: {LOOPBACK}:{port}\r\nConnection: keep-alive\r\n{agent}\r\nOrigin: http://page.example\r\n"
+    top = f"Host: 127.0.0.1:{port}\r\nConnection: keep-alive\r\n{agent}\r\nOrigin: http://page.example\r\n"
     upgrade = "Upgrade: websocket\r\nSec-WebSocket-Version: 13\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n"
     messages = [("hello", hello(role="operator", name="page")), ("command", command("shutdown"))]
     smuggled = b"".join(frame(topic.encode(), more=True) + frame(msgpack.packb(fields)) for topic, fields in messages)
@@ -232,7 +230,7 @@ def wait_for_refusal(port: int, request: bytes) -> None:
     Raises:
         TimeoutError: the server has not closed the connection.
     """
-    with closing(socket.create_connection((LOOPBACK, port), timeout=_PATIENCE / 1e3)) as page:
+    with closing(socket.create_connection(("127.0.0.1", port), timeout=_PATIENCE / 1e3)) as page:
         page.sendall(request)
         try:
             while answer := page.recv(1000):

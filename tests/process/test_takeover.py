@@ -26,8 +26,7 @@ from td3_robot.recording.reader import Session
 from td3_robot.recording.values import whole
 from td3_robot.replay import check as replay
 from td3_robot.transport.keys import CLIENT, KeyFolder
-from td3_robot.util.ports import keep_port
-from tests.process.conftest import LOOPBACK
+from tests.conftest import free_port
 from tests.process.deployed_robot import PATIENT, POLICY, SAFE, periods, program
 from tests.process.test_deployed_recording import Recorded, stop
 
@@ -156,7 +155,7 @@ def test_a_takeover_needs_a_key_with_the_role_operator(robot: Recorded) -> None:
         folder = KeyFolder(robot.folder / f"{name}-keys")
         server.allow(name, folder.create(name).public, role)
         folder.allow("server", public, "server:policy")
-    endpoint = f"tcp://{LOOPBACK}:{keep_port()}"
+    endpoint = f"tcp://127.0.0.1:{free_port()}"
     for name in ("robot", "driver"):
         robot.add(name, endpoints={"policy": endpoint, "keys": f"{name}-keys"}, record=False)
     robot.serve()
