@@ -77,14 +77,22 @@ def test_training_survives_the_loss_of_each_host_except_the_head(
 def test_a_killed_process_starts_again_on_its_host(
     train: Callable[..., Command], cluster: Cluster, tmp_path: Path
 ) -> None:
+    """Its endpoint stays the same."""
+
+    def endpoints() -> dict[str, str]:
+        written: dict[str, str] = json.loads((tmp_path / "run" / "run.json").read_text())["endpoints"]
+        return written
+
     run = train("evaluation.every=0", "total_steps=100_000")
     run.wait_for_steps(1200)
+    before = endpoints()
     for name in ("sim-0", "policy-1", "learner"):
         host = cluster.host_of(name)
         cluster.process(name).kill()
         run.wait_for(f"^{name} was killed by SIGKILL; starting it again")
         run.wait_for_more_steps(400)
         assert cluster.host_of(name) == host
+        assert endpoints() == before
     run.interrupt()
     assert run.finish() == 130, run.output()
     nothing_is_left(cluster, tmp_path / "run")
