@@ -50,7 +50,7 @@ class Host:
     reserved: tuple[float, float] = (0.0, 0.0)
     agent: Any = None
     folder: str = ""
-    _endpoints: dict[str, str] = field(default_factory=dict)
+    _endpoints: dict[str, str] = field(default_factory=dict)  # by server
     _opening: Question | None = None
     _reservations: list[Any] = field(default_factory=list)
     _processes: dict[str, _Remote] = field(default_factory=dict)

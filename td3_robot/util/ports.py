@@ -17,7 +17,7 @@ def keep_port() -> socket.socket:
     """Bind a socket to a TCP port that is free at all addresses of this machine. To free the port, close the socket.
 
     The socket does not listen. While it is open, Linux does not choose its port for other programs, and other calls of
-    this function do not choose it. A server can still bind the port if it sets SO_REUSEADDR before, as libzmq does. So
+    this function do not choose it. A server can still bind the port if it sets SO_REUSEADDR first, as libzmq does. So
     a server can start at the port much later, and again after a crash.
 
     The port is below Linux's ephemeral range if possible.

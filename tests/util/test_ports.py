@@ -50,7 +50,19 @@ def kept() -> Iterator[socket.socket]:
 def test_a_kept_port_is_below_the_ephemeral_range(ephemeral: Callable[[int], None]) -> None:
     ephemeral(21_000)
     with keep_port() as made:
-        assert 20_000 <= port_of(made) < 21_000
+        port = port_of(made)
+        assert 20_000 <= port < 21_000
+        with socket.create_server(("127.0.0.1", port)):
+            pass
+
+
+def test_a_process_keeps_each_port_only_once(ephemeral: Callable[[int], None]) -> None:
+    """The range has only 50 ports, so Linux chooses the other ports."""
+    ephemeral(20_050)
+    with ExitStack() as stack:
+        found = [port_of(stack.enter_context(keep_port())) for _ in range(60)]
+    assert len(set(found)) == 60
+    assert sum(port < 20_050 for port in found) <= 50
 
 
 def test_linux_chooses_if_its_range_leaves_no_other_ports(
