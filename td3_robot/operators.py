@@ -203,7 +203,7 @@ class Operator:
                 if command.verb in FOLLOWED and not command.target:
                     return confirmed(bus, command.verb, message, messages)
                 return message
-        server, within = f"policy server at {self._endpoint}", f"within {self._timeout:g} s"
+        server, within = f"policy server at {endpoints.absolute(self._endpoint)}", f"within {self._timeout:g} s"
         heard = bus.welcome("policy") and bus.clients["policy"].received_at > max(begin, time.monotonic() - _SILENCE)
         only_robot = command.target and heard
         silent = f"{command.target} {within}, but the {server} answers" if only_robot else f"{server} {within}"

@@ -62,8 +62,9 @@ class RobotSpec:
 
     def __post_init__(self) -> None:
         problem = self._problem("observation", self.observations) or self._problem("action", self.actions)
-        if not (np.isfinite(self.control_period) and self.control_period > 0):
-            problem = f"control_period is {self.control_period}; it must be finite and above 0 s"
+        period = self.control_period
+        if not isinstance(period, (int, float, np.number)) or not (np.isfinite(period) and period > 0):
+            problem = f"control_period is {period!s:.40}; it must be finite and above 0 s"
         if problem:
             raise ConfigError(f"robot {self.name}: {problem}")
 

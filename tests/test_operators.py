@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from contextlib import ExitStack
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -87,6 +88,17 @@ def test_a_silent_server_is_reported_after_three_seconds(bus: FakeBus) -> None:
     with pytest.raises(CommandError, match="has been silent for 3 s; leg has the safe action"):
         wait_for_a_minute(leg, bus)
     assert bus.now == pytest.approx(begin + 3.0, abs=0.05)
+
+
+def test_an_error_shows_the_whole_path_of_a_relative_socket(
+    bus: FakeBus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A configuration can name a socket in the working folder. From another folder, no server is found there."""
+    monkeypatch.chdir(tmp_path)
+    bus.alive = False
+    fake: Any = bus
+    with pytest.raises(CommandError, match=f"no answer from policy server at ipc://{tmp_path}/policy.sock within"):
+        Operator("ipc://policy.sock", None, 5.0)._ask_over(fake, make_command("state"))
 
 
 @pytest.mark.parametrize(

@@ -61,12 +61,13 @@ class VectorEnvironment(Body):
     def __len__(self) -> int:
         return len(self._environments)
 
-    def step(self, action: Float32) -> int:
+    def step(self, action: Float32, may_reset: bool = True) -> int:
         """Apply ``action``, float32[N, A], to the robots whose episodes are running. Reset the other robots.
 
         Returns:
             The number of robots that were not reset. This is the number of transitions.
         """
+        del may_reset  # a simulated robot may always be reset
         ended: list[bool] = (self.phase >= _OVER).tolist()
         results: list[Any] = [None] * len(ended)
 

@@ -68,7 +68,7 @@ def _parser() -> Parser:
     show = commands.add_parser("show", help="print what a bundle contains")
     verify = commands.add_parser(
         "verify",
-        help="check that a bundle is undamaged and gives finite actions; with --like or --task, also check that the "
+        help="check that a bundle is readable and gives finite actions; with --like or --task, also check that the "
         "bundle is for the robot of this option; exit with 1 if a check fails",
     )
     for command in (show, verify):

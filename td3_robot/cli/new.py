@@ -51,6 +51,8 @@ def _name(text: str) -> str:
         raise argparse.ArgumentTypeError(
             f"is {text!r}; allowed: up to 31 small letters a to z, digits and _, beginning with a letter"
         )
+    if text == "policy":
+        raise argparse.ArgumentTypeError("is 'policy', which is the name of the policy server; use another name")
     return text
 
 

@@ -25,6 +25,8 @@ class Body(ABC):
         world: the random properties of each robot at FIRST, as in a Step. The key is the robot's index as text;
             the value is a map from name to number.
         commanded: float32[N, A], the newest commanded action. In a simulator: the same as ``action``.
+        prepared: whether the robots were ready for their policy when the episode began. False if the episode began
+            without a necessary reset.
         problem: why the robots cannot work; empty if they can.
         stop: why the robots ask for an emergency stop of all robots; empty if they do not. The core clears this text.
     """
@@ -39,6 +41,7 @@ class Body(ABC):
         self.action: Float32 = np.zeros((robots, spec.action_size), np.float32)
         self.world: dict[str, dict[str, float]] = {}
         self.stop = ""
+        self.prepared = True
         self.commanded: Float32 = np.clip(np.zeros_like(self.action), spec.action_low, spec.action_high)
 
     @property
@@ -52,11 +55,15 @@ class Body(ABC):
         """
 
     @abstractmethod
-    def step(self, action: Float32) -> int | None:
+    def step(self, action: Float32, may_reset: bool = True) -> int | None:
         """End a control period in which the robots apply ``action``, float32[N, A].
 
         A simulator simulates the whole period here. If a robot's episode ended before this control period, the method
         resets this robot instead.
+
+        Args:
+            may_reset: whether a reset may move a real robot. If False, an episode begins without a reset. A simulator
+                ignores this value.
 
         Returns:
             The number of transitions: one for each robot that did not begin an episode. None if there is no observation

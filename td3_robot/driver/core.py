@@ -97,6 +97,9 @@ class SourceCore:
         self.contact = ServerContact(rivals=driver)
         self.transitions = 0
         self.counters: Counter[str] = Counter()
+        # Whether the policy server has answered a Step since its Welcome. If an emergency stop is in force, the server
+        # sends the stop before this answer.
+        self._answered = False
         self._links = ("policy", "learner") if learner else ("policy",)
         self._allowance = Allowance(waits=learner and not driver, lockstep=lockstep)
         self._exchange = Exchange()
@@ -176,10 +179,12 @@ class SourceCore:
         if not step or (action.answers, action.incarnation) != (step.sequence, self.incarnation):
             self.counters["late_actions"] += 1
         elif self._exchange.replaces(action):
+            self._answered = True
             use = self.guard.accept(action, now)
             if use is not None:
                 self._exchange.accept(action, use)
-                if (step.phase < Phase.TERMINATED).any():  # if all episodes have ended, the resets come next
+                # If all episodes have ended, the resets come next.
+                if self.body.prepared and (step.phase < Phase.TERMINATED).any():
                     self._actuator.apply(use)
                     self._actuator.listen(now)
 
@@ -195,6 +200,7 @@ class SourceCore:
         outputs: list[Output] = []
         if link == "policy":
             self.contact.state = Contact.WELCOMED
+            self._answered = False
             if self._actuator.own_stop:
                 outputs.append((link, self._actuator.own_stop))
         return outputs + [(link, step) for step in self._steps_for(link)]
@@ -255,11 +261,11 @@ class SourceCore:
         applied, origin = self._applied()
         if not actuator.made_safe and (body.phase >= Phase.TERMINATED).all():
             actuator.make_safe()  # the policy's last action must not apply during a reset
-        stepped = body.step(applied)
+        stepped = body.step(applied, may_reset=self.guard.lifecycle.active and self._answered)
         if self.pacing and (missed := self.pacing.stepped(now)):
             self.counters["overruns"] += missed
         actuator.listen(now)
-        if self.guard.safe and not actuator.made_safe:
+        if self._safe and not actuator.made_safe:
             actuator.make_safe()
         if stepped is None:
             self.counters["observations_refused"] += 1
@@ -267,9 +273,14 @@ class SourceCore:
             return []
         return self._publish(stepped, origin, now)
 
+    @property
+    def _safe(self) -> bool:
+        """Whether the robots must get the safe action: because of the guard, or in an episode without a reset."""
+        return self.guard.safe or not self.body.prepared
+
     def _applied(self) -> tuple[Float32, ActionOrigin]:
         """The action for this control period, float32[N, A], and where it comes from."""
-        if self.guard.safe:
+        if self._safe:
             return self.guard.envelope.safe_action(self.body.commanded), ActionOrigin.SAFE
         action, use = self._exchange.action, self._exchange.use
         if action and use is not None:

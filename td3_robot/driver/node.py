@@ -20,12 +20,13 @@ from typing import Any
 
 from td3_robot.driver.core import ACCEPTS, SourceCore, make
 from td3_robot.driver.robot import Robot, RobotBody
-from td3_robot.errors import HandshakeError
+from td3_robot.errors import ConfigError, HandshakeError
 from td3_robot.recording.boundary import RecordedBody
 from td3_robot.runtime.arguments import node_parser
 from td3_robot.runtime.node import Figures, Node
 from td3_robot.runtime.process import run_node
 from td3_robot.safety.limits import SafetyConfig
+from td3_robot.specs import RobotSpec
 from td3_robot.transport.endpoints import absolute
 from td3_robot.util.process_lock import claim
 
@@ -48,7 +49,15 @@ def main(robot: Robot, name: str, arguments: Sequence[str] | None = None) -> int
 
     Returns:
         The exit code of the process.
+
+    Raises:
+        TypeError: ``robot`` is not an object of a subclass of Robot, or its ``spec`` is not a RobotSpec.
     """
+    if not isinstance(robot, Robot):
+        raise TypeError(f"robot is {robot!r:.100}; allowed: an object of a subclass of Robot, such as MyRobot()")
+    spec = getattr(robot, "spec", None)
+    if not isinstance(spec, RobotSpec):
+        raise TypeError(f"{type(robot).__name__}.spec is {spec!r:.100}; allowed: a RobotSpec")
     parser = node_parser(name, name, f"Drive the robot {robot.spec.name}.", deployable=True, epilog=_EPILOG)
     return run_node("driver", parser.parse_args(arguments), lambda node: drive(node, robot))
 
@@ -64,6 +73,16 @@ def unset(safety: SafetyConfig) -> str:
     return f"NOT SAFE: {'; '.join(lines)}; set them in the configuration" if lines else ""
 
 
+def check_deadlines(safety: SafetyConfig, spec: RobotSpec) -> None:
+    """Raise a ConfigError if a deadline is not longer than the control period: it would expire in every period."""
+    period_ms = spec.control_period * 1e3
+    for key in ("action_deadline_ms", "observation_deadline_ms"):
+        deadline = getattr(safety, key)
+        if deadline is not None and deadline <= period_ms:
+            limit = f"more than the control period of {spec.name}, {period_ms:g} ms"
+            raise ConfigError(f"safety.{key} is {deadline:g}; allowed: {limit}")
+
+
 def drive(node: Node, robot: Robot, follow: Callable[[SourceCore], None] | None = None) -> None:
     """Drive a robot until the node stops. After each turn, call ``follow(core)``, which may read the core's state."""
     endpoint = absolute(node.endpoint("policy"))
@@ -75,6 +94,7 @@ def drive(node: Node, robot: Robot, follow: Callable[[SourceCore], None] | None 
 
 def _drive_alone(node: Node, robot: Robot, follow: Callable[[SourceCore], None] | None) -> None:
     config = node.config
+    check_deadlines(config.safety, robot.spec)
     hang_ms = config.safety.hang_ms
     body = RobotBody(robot, None if hang_ms is None else hang_ms / 1e3)
     learner = bool(node.folder or config.endpoints.learner)
@@ -85,7 +105,8 @@ def _drive_alone(node: Node, robot: Robot, follow: Callable[[SourceCore], None] 
     if not node.folder and (missing := unset(config.safety)):
         log.warning("%s", missing)
     node.outbox.patient = False
-    recorded = node.recorded(core, {"learner": learner, "spec": robot.spec.describe()}, observed.observe)
+    settings = {"learner": learner, "spec": robot.spec.describe(), "resets": body.resets}
+    recorded = node.recorded(core, settings, observed.observe)
     policy = node.connect("policy", ACCEPTS["policy"], spec=robot.spec, robots=1)
     if learner:
         node.connect("learner", ACCEPTS["learner"], spec=robot.spec, robots=1, essential=False)

@@ -38,7 +38,10 @@ class Robot(ABC):
 
     @abstractmethod
     def observe(self) -> Float32:
-        """Return float32[O]: the value of each observation channel, in the channel's unit; NaN for a failed sensor."""
+        """Return float32[O]: the value of each observation channel, in the channel's unit; NaN for a failed sensor.
+
+        The driver can call this before the first ``reset``.
+        """
 
     @abstractmethod
     def apply(self, action: Float32) -> None:
@@ -69,10 +72,15 @@ class Robot(ABC):
         return Phase.MID
 
     def reset(self) -> None:  # noqa: B027 - many robots need no preparation
-        """Prepare an episode. The driver calls this before every episode.
+        """Prepare an episode; this may move the robot. The driver calls it before every episode of a policy.
 
-        The safe action applies during the call. If the call lasts longer than ``safety.reset_timeout_ms``, and
-        ``safety.observation_deadline_ms`` is set, the policy server goes to FAULT for this robot.
+        The driver calls this method only while its state is ``active``, and after the policy server has answered a
+        Step. Otherwise, for example in FAULT and at the start, an episode begins without it. Such an episode gets only
+        the safe action, and ends when the driver may call this method.
+
+        The safe action applies during the call. An emergency stop does not interrupt the call. If the call lasts longer
+        than ``safety.reset_timeout_ms``, and ``safety.observation_deadline_ms`` is set, the policy server goes to FAULT
+        for this robot.
         """
 
     def stop(self) -> None:  # noqa: B027
@@ -100,6 +108,9 @@ class RobotBody(Body):
     A missing or invalid observation ends the episode as TRUNCATED. The last Step of this episode repeats the last valid
     observation. The next valid observation begins a new episode.
 
+    Attributes:
+        resets: whether the Robot has a ``reset``. Otherwise every episode is prepared.
+
     Args:
         hang_s: time limit (s) for ``observe``, for ``apply``, and for ``phase`` plus ``reward``, see
             :class:`HangWatch`; None: no limit. ``reset`` and ``close`` have no limit.
@@ -107,13 +118,13 @@ class RobotBody(Body):
 
     def __init__(self, robot: Robot, hang_s: float | None = None) -> None:
         super().__init__(robot.spec)
+        self.resets = type(robot).reset is not Robot.reset
         self._robot = robot
         stop = robot.stop if type(robot).stop is not Robot.stop else None
         self._hang = HangWatch(hang_s, stop) if hang_s is not None else None
         self._problems: dict[str, str] = {}
         self._troubles: Counter[str] = Counter()
         self._begun = False
-        self._is_reset = False
 
     @property
     def problem(self) -> str:
@@ -123,15 +134,10 @@ class RobotBody(Body):
         self.commanded = action.copy()
         self._ask("apply", lambda: self._robot.apply(action[0].copy()))
 
-    def step(self, action: Float32) -> int | None:
-        observation = self._begin() if self.phase[0] >= Phase.TERMINATED else self._observe()
+    def step(self, action: Float32, may_reset: bool = True) -> int | None:
         if self.phase[0] >= Phase.TERMINATED:
-            if observation is None:
-                return None
-            self.episode += np.uint64(self._begun)
-            self.observation[0], self.phase[0], self.episode_step[0] = observation, Phase.FIRST, 0
-            self.reward[0], self.action[0], self._begun, self._is_reset = 0, self.commanded[0], True, False
-            return 0
+            return self._begin(may_reset)
+        observation = self._observe()
         self.action[0] = action[0]
         self.episode_step += np.uint32(1)
         if observation is None:
@@ -139,18 +145,32 @@ class RobotBody(Body):
             return 1
         self.observation[0] = observation
         self.phase[0], self.reward[0] = self._judged(observation, self.action[0])
+        if may_reset and not self.prepared and self.phase[0] == Phase.MID:
+            self.phase[0] = Phase.TRUNCATED  # the reset comes next
         return 1
 
     def close(self) -> None:
         self._ask("close", self._robot.close)
 
-    def _begin(self) -> Float32 | None:
+    def _begin(self, may_reset: bool) -> int | None:
+        """Begin an episode. Return 0, or None if the reset or the observation failed."""
+
         def reset() -> bool:
             self._robot.reset()
             return True
 
-        self._is_reset = self._is_reset or bool(self._ask("reset", reset))
-        return self._observe() if self._is_reset else None
+        if may_reset and not self._ask("reset", reset):
+            return None
+        if not may_reset:
+            self._problems.pop("reset", None)  # this episode needs no reset
+        observation = self._observe()
+        if observation is None:
+            return None
+        self.episode += np.uint64(self._begun)
+        self.observation[0], self.phase[0], self.episode_step[0] = observation, Phase.FIRST, 0
+        self.reward[0], self.action[0], self._begun = 0, self.commanded[0], True
+        self.prepared = may_reset or not self.resets
+        return 0
 
     def _observe(self) -> Float32 | None:
         def sound() -> Float32:

@@ -167,5 +167,5 @@ class Safety:
             lines.append(f"no policy moves {name!r} until {_ENDS[held.cause]}: {lifecycle.reason}")
         if state.stopped:
             self.stopped.update(state.stopped)
-            lines.append(f"individually stopped, until a reset with the robot's name: {', '.join(state.stopped)}")
+            lines.append(f"individually stopped, until a reset: {', '.join(state.stopped)}")
         return lines

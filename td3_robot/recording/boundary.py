@@ -135,9 +135,9 @@ class RecordedBody:
         self._actions.append(action[0].copy())
         self._note_report(self._newest[0])
 
-    def step(self, action: Float32) -> int | None:
+    def step(self, action: Float32, may_reset: bool = True) -> int | None:
         """End a control period. Returns None if no Step follows."""
-        made: int | None = self._body.step(action)
+        made: int | None = self._body.step(action, may_reset)
         self._stepped = made is not None
         self._note_report(int(made is None))
         return made

@@ -30,6 +30,8 @@ def carry_out(
         detail: returns the ``detail`` field of the Reply.
     """
     error = ""
+    # A robot that keeps raising EmergencyStop sends ``estop`` in every control period. Log only the first.
+    quiet = command.verb == "state" or (command.verb == "estop" and lifecycle.stopped)
     verb = verbs.get(command.verb)
     if verb is None:
         error = f"{lifecycle.node}: no verb {command.verb[:40]!r}; allowed: {', '.join(verbs)}"
@@ -38,6 +40,6 @@ def carry_out(
             verb(command, now)
         except Td3RobotError as refusal:
             error = str(refusal)
-    if error or command.verb != "state":
+    if error or not quiet:
         log.info("%s: %r from %s: %s", lifecycle.node, command.verb[:40], sender, one_line(error, 2048) or "done")
     return Reply(command.id, lifecycle.node, error[:2048], lifecycle.state.value, detail())

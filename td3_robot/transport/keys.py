@@ -171,6 +171,10 @@ class KeyFolder:
             raise KeysError(f"key {key[:60]!r} is not a public key; allowed: 40 characters, see 'keys create'")
         if problem := _problem(Entry(name, key, (role,)), ()):
             raise KeysError(problem)
+        if self.public_file.exists() and key == self.identity().public and not role.startswith(SERVER):
+            raise KeysError(
+                f"key {key} is this machine's own key, which has every role already; use the key of the other machine"
+            )
         self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
         with self._locked():
             known = self.entries()

@@ -57,6 +57,20 @@ def test_keys_are_created_allowed_listed_and_revoked(run: Any, tmp_path: Path) -
     assert json.loads(run("list", "--json")[1])["allowed"] == []
 
 
+def test_the_own_key_cannot_be_allowed_for_another_machine(run: Any, tmp_path: Path) -> None:
+    """Both machines call their file identity.public, so the two files are easily confused."""
+    run("create", "robot-7")
+    public = tmp_path / "keys" / "identity.public"
+    code, _, error = run("allow", "workstation", str(public))
+    own = KeyFolder(tmp_path / "keys").identity().public
+    assert code == 2
+    assert error == (
+        f"td3-robot keys: key {own} is this machine's own key, which has every role already; use the key of the other "
+        "machine\n"
+    )
+    assert run("allow", "robot-7", own, "--server", "policy")[0] == 0
+
+
 @pytest.mark.parametrize(
     ("words", "line"),
     [

@@ -39,6 +39,14 @@ def robot(made: dict[str, Path]) -> Robot:
     return driver
 
 
+def test_a_new_driver_cannot_have_the_name_of_the_policy_server(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["new", "driver", "policy", "--out", str(tmp_path / "x")]) == 2
+    assert "is 'policy', which is the name of the policy server; use another name" in capsys.readouterr().err
+    assert not (tmp_path / "x").exists()
+
+
 class TestNewDriver(RobotContract):
     @pytest.fixture
     def robot(self, robot: Robot) -> Robot:

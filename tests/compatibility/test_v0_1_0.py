@@ -218,7 +218,12 @@ def state(robot: Robot, *words: str) -> dict[str, Any]:
 
 def watch(robot: Robot) -> dict[str, str]:
     """Wait until the robot is connected, and return its entry in the server's state."""
-    found = robot.wait("the robot", lambda: (answer := state(robot))["connected"] == ["leg"] and answer)
+
+    def ready() -> Any:
+        answer = state(robot)  # a new watch begins at the robot's first Step
+        return answer["connected"] == ["leg"] and "leg" in answer["sources"] and answer
+
+    found = robot.wait("the robot", ready)
     entry: dict[str, str] = found["sources"]["leg"]
     return entry
 

@@ -7,8 +7,9 @@ import re
 import pytest
 
 from td3_robot.driver.contact import HOLD_OFF
-from td3_robot.driver.node import unset
+from td3_robot.driver.node import check_deadlines, main, unset
 from td3_robot.driver.robot import EmergencyStop
+from td3_robot.errors import ConfigError
 from td3_robot.messages import Heartbeat, LifecycleChange, Step, Welcome
 from td3_robot.safety.limits import SafetyConfig
 from tests.driver.toy import SAFE, Make, Toy, action, one, operator, stops
@@ -65,7 +66,7 @@ def test_a_driver_does_not_move_the_robot_before_the_welcome(make_core: Make, ro
     for now in (1.0, 1.2, 1.49):
         assert core.step([], now) == []
     assert core.due == 1.0 + HOLD_OFF == 1.5
-    assert (robot.applied, robot.resets, core.contact.in_charge) == ([], 0, False)
+    assert (robot.applied, robot.observed, core.contact.in_charge) == ([], 0, False)
     outputs = core.step([("policy", Welcome(1, "policy", 5))], 1.495)
     assert core.contact.in_charge
     assert robot.applied[0] == [0.25, 0.0]
@@ -83,12 +84,12 @@ def test_a_driver_makes_the_robot_safe_if_the_policy_server_does_not_answer(
         assert core.step([], now) == []
     assert core.contact.in_charge
     assert core.due == 3.0
-    assert (robot.applied, robot.resets) == ([[0.25, 0.0]] * 3, 0)
+    assert (robot.applied, robot.observed) == ([[0.25, 0.0]] * 3, 0)
     assert [record.message for record in caplog.records if record.name == "td3_robot.driver.core"] == [
         "leg: the policy server has been silent for 0.5 s; until it answers, the robot gets only the safe action"
     ]
     assert one(core.step([("policy", Welcome(1, "policy", 5))], 2.6)).sequence == 0
-    assert robot.resets == 1
+    assert robot.observed == 1
 
 
 def test_a_driver_with_a_rival_does_not_move_the_robot(make_core: Make, robot: Toy) -> None:
@@ -101,14 +102,14 @@ def test_a_driver_with_a_rival_does_not_move_the_robot(make_core: Make, robot: T
     for number in range(9):
         assert core.step([wait], 1.0 + number * 0.25) == []
     assert core.due == 3.0 + HOLD_OFF
-    assert (robot.applied, robot.resets, core.contact.in_charge) == ([], 0, False)
+    assert (robot.applied, robot.observed, core.contact.in_charge) == ([], 0, False)
     core.step([], 3.5)  # the server has been silent for 0.5 s
     assert (robot.applied, core.contact.in_charge) == ([[0.25, 0.0]], True)
     core.step([wait], 3.6)
     assert not core.contact.in_charge
     core.step([("policy", Welcome(1, "policy", 5))], 3.7)
     assert core.contact.in_charge
-    assert robot.resets == 1
+    assert robot.observed == 1
 
 
 def test_after_a_restart_of_the_server_a_driver_waits_for_a_new_welcome(make_core: Make, robot: Toy) -> None:
@@ -142,3 +143,20 @@ def test_missing_settings_of_a_deployed_driver_are_named_in_one_line(safety: Saf
     assert re.findall(r"safety\.\w+", line) == named
     assert line.count("for ever") == len(named)
     assert "\n" not in line
+
+
+@pytest.mark.parametrize("key", ["action_deadline_ms", "observation_deadline_ms"])
+def test_a_deadline_that_is_not_longer_than_the_control_period_is_an_error(key: str, robot: Toy) -> None:
+    """The control period is 20 ms."""
+    check_deadlines(SafetyConfig(**{key: 20.5}), robot.spec)
+    with pytest.raises(ConfigError) as caught:
+        check_deadlines(SafetyConfig(**{key: 20.0}), robot.spec)
+    assert str(caught.value) == f"safety.{key} is 20; allowed: more than the control period of Toy, 20 ms"
+
+
+def test_an_object_that_is_no_robot_is_an_error(robot: Toy) -> None:
+    with pytest.raises(TypeError, match=r"robot is <class '.*Toy'>; allowed: an object of a subclass of Robot"):
+        main(Toy, "leg")  # type: ignore[arg-type]
+    robot.spec = None  # type: ignore[assignment]
+    with pytest.raises(TypeError, match=r"Toy\.spec is None; allowed: a RobotSpec"):
+        main(robot, "leg")

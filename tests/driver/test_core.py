@@ -107,46 +107,6 @@ def test_an_action_beyond_a_limit_stops_the_robot_if_the_configuration_says_so(m
     assert one(core.step([], 0.04)).origin == ActionOrigin.SAFE
 
 
-def test_the_robot_is_reset_at_the_end_of_an_episode(make_core: Make, robot: Toy) -> None:
-    core = make_core()
-    assert robot.resets == 1
-    core.step([action(0, 1.5, 0)], 0.003)
-    robot.ends = Phase.TERMINATED
-    step = one(core.step([], 0.02))
-    assert (step.phase[0], step.transitions) == (Phase.TERMINATED, 1)
-    before = len(robot.applied)
-    core.step([action(1, 1.5, 0)], 0.03)
-    assert len(robot.applied) == before  # an Action for the last Step of an episode is not applied
-    robot.ends = Phase.MID
-    step = one(core.step([], 0.04))
-    # The robot holds the safe action.
-    assert (step.phase[0], step.episode[0], step.action.tolist(), step.transitions) == (
-        0,
-        1,
-        [[0.25, 0]],
-        1,
-    )
-    assert robot.resets == 2
-    core.step([action(2, 1.5, 0)], 5.0)  # a reset of 5 s does not count as a missed deadline
-    assert robot.applied[-1] == [1.5, 0]
-
-
-@pytest.mark.parametrize("deadline", [50, None])
-def test_the_driver_applies_the_safe_action_before_it_resets_the_robot(
-    make_core: Make, robot: Toy, deadline: float | None
-) -> None:
-    at_reset: list[list[float]] = []
-    robot.on_reset = lambda: at_reset.append(robot.applied[-1])
-    core = make_core(SafetyConfig(safe_action={"left": 0.25}, action_deadline_ms=deadline))
-    core.step([action(0, 1.5, 0)], 0.003)
-    robot.ends = Phase.TERMINATED
-    core.step([], 0.02)
-    robot.ends = Phase.MID
-    assert one(core.step([], 0.04)).phase[0] == Phase.FIRST
-    assert at_reset == [[0.25, 0], [0.25, 0]]  # before the first episode, and between the first and the second
-    assert robot.applied[-1] == [0.25, 0]
-
-
 def test_without_autostart_the_driver_publishes_steps_and_holds_the_safe_action(make_core: Make, robot: Toy) -> None:
     core = make_core(autostart=False)
     core.step([action(0, 1.5, 0)], 0.003)

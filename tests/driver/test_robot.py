@@ -114,7 +114,8 @@ def test_complex_observations_are_refused(make_core: Make, robot: Toy) -> None:
     assert core.guard.lifecycle.reason == "observe: ValueError: the observation is complex; allowed: real numbers"
 
 
-def test_a_robot_can_stop_all_robots(make_core: Make, robot: Toy) -> None:
+def test_a_robot_can_stop_all_robots(make_core: Make, robot: Toy, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
     core = make_core()
     core.step([action(0, 1.5, 0)], 0.003)
     robot.sees = EmergencyStop("the red button")
@@ -124,9 +125,13 @@ def test_a_robot_can_stop_all_robots(make_core: Make, robot: Toy) -> None:
     ]
     assert core.guard.lifecycle.stopped
     assert robot.applied[-1] == [0.25, 0]
+    for number in range(2, 50):  # the server sends each stop back, but only the first is news
+        core.step([operator("estop")], number * PERIOD + 0.001)
+    assert [record.message for record in caplog.records if record.name.endswith("commands")] == []
     robot.sees = [1.0, 2.0, 3.0]
-    core.step([], 0.04)
-    [reply] = [m for _, m in core.step([operator("activate")], 0.05) if isinstance(m, Reply)]
+    core.step([], 0.99)
+    [reply] = [m for _, m in core.step([operator("activate")], 1.0) if isinstance(m, Reply)]
     assert "reset it first" in reply.error
-    core.step([operator("reset"), operator("activate")], 0.055)
+    core.step([operator("reset"), operator("activate")], 1.005)
     assert core.guard.lifecycle.active
+    assert len([record for record in caplog.records if record.name.endswith("commands")]) == 3

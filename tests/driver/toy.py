@@ -27,6 +27,7 @@ class Toy(Robot):
         sees: what ``observe`` returns. If this is an exception, ``observe`` raises it.
         motor: an exception that ``apply`` raises, or None.
         ends: the phase after each control period.
+        observed: number of calls of ``observe``.
     """
 
     def __init__(self, spec: RobotSpec) -> None:
@@ -35,10 +36,10 @@ class Toy(Robot):
         self.motor: Exception | None = None
         self.ends = Phase.MID
         self.applied: list[list[float]] = []
-        self.resets = 0
-        self.on_reset: Callable[[], object] = lambda: None
+        self.observed = 0
 
     def observe(self) -> Float32:
+        self.observed += 1
         if isinstance(self.sees, Exception):
             raise self.sees
         return np.array(self.sees, np.float32)
@@ -54,6 +55,20 @@ class Toy(Robot):
 
     def reward(self, observation: Float32, action: Float32) -> float:
         return float(observation[0] + action[0])
+
+
+class Resettable(Toy):
+    """A robot with a reset.
+
+    Attributes:
+        resets: number of calls of ``reset``.
+        on_reset: a function that ``reset`` calls.
+    """
+
+    def __init__(self, spec: RobotSpec) -> None:
+        super().__init__(spec)
+        self.resets = 0
+        self.on_reset: Callable[[], object] = lambda: None
 
     def reset(self) -> None:
         self.resets += 1

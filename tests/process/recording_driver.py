@@ -2,8 +2,9 @@
 
 python recording_driver.py RECORD FAULT EXAMPLE ARGUMENTS…
 
-RECORD gets one line for each observation, action and stop: ``observe good``, ``apply 0.500000``, ``stop``. During a
-fault, the word of the fault replaces ``good``, for example ``observe nan``. FAULT is a file that the test writes.
+RECORD gets one line for each observation, action and stop: ``observe good``, ``apply 0.500000``, ``stop``. It gets
+``first reset`` for the first reset. During a fault, the word of the fault replaces ``good``, for example ``observe
+nan``. FAULT is a file that the test writes.
 Without the file, or if it is empty, there is no fault. Otherwise it holds one word:
 
 - ``frozen``: observe() repeats its last observation.
@@ -69,6 +70,8 @@ class Recorded(Pendulum):  # type: ignore[misc]
     def reset(self) -> None:
         super().reset()
         self._resets += 1
+        if self._resets == 1:
+            self._record.write("first reset\n")
         if EPISODE and self._resets > 1:
             self._record.write("reset\n")
             stuck = FAULT.exists() and FAULT.read_text() == "stuck"

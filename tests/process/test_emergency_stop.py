@@ -14,6 +14,7 @@ from tests.process.deployed_robot import (
     POLICY,
     SAFE,
     Robot,
+    periods,
 )
 
 
@@ -75,6 +76,30 @@ def test_the_command_line_and_the_robot_can_cause_an_emergency_stop(robot: Robot
             alone = robot.operator("estop")
             assert alone.returncode == 1
             assert "no robot is connected, so no robot has confirmed the stop" in alone.stderr
+
+
+def test_a_driver_that_starts_during_an_emergency_stop_resets_its_robot_only_after_an_activate(robot: Robot) -> None:
+    """``reset()`` may move the robot. The driver starts with ``autostart``, so it is active before the stop arrives."""
+    robot.configure(**PATIENT)
+    robot.serve()
+    driver = robot.drive()
+    robot.running()
+    assert "first reset" in robot.record()
+    assert robot.operator("estop").returncode == 0
+    driver.kill()
+    driver.wait()
+    (robot.folder / "record").unlink()
+    robot.drive()
+    robot.wait("50 control periods", lambda: periods(robot.record()) > 50)
+    assert set(robot.record()) == {"observe good", SAFE}
+    assert robot.operator("reset").returncode == 0
+    again = len(robot.record())
+    robot.wait("50 control periods", lambda: periods(robot.record()[again:]) > 50)
+    assert set(robot.record()) == {"observe good", SAFE}
+    assert robot.operator("activate").returncode == 0
+    back = robot.wait_for(POLICY)
+    assert robot.record()[:back].count("first reset") == 1
+    assert POLICY not in robot.record()[: robot.record().index("first reset")]
 
 
 def test_a_server_ignores_the_emergency_stop_of_another_server_with_the_same_policy_file(robot: Robot) -> None:
