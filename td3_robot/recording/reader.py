@@ -25,6 +25,7 @@ from td3_robot.recording.decoder import Decoder
 from td3_robot.recording.entries import CONFIG, METADATA, ON_THE_WAY_NS, Attachment, Entry, printable
 from td3_robot.recording.policies import head_of
 from td3_robot.recording.session_file import Item, SessionFile, other_protocol
+from td3_robot.util.text import one_line
 
 Kind = TypeVar("Kind", bound=Message)
 
@@ -32,6 +33,35 @@ Kind = TypeVar("Kind", bound=Message)
 def _begins(path: Path) -> int:
     """The receive time (ns) of the first message of a file; 0 without messages."""
     return next((entry.received for entry in SessionFile(path).entries()), 0)
+
+
+class _Origin:
+    """Finds out whether files are parts of one recording.
+
+    A node stamps each message once, for all recorders. If two files hold the same message with different times of
+    publishing, two processes sent it, and the files come from different recordings. This class compares every Hello and
+    Start, and the first message of each stream in each file. The files of a node share its Start, because each file
+    begins with a copy of it.
+    """
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[str, int, str, int], tuple[int, Path]] = {}  # time of publishing, file
+
+    def check(self, entry: Entry, path: Path, *, first: bool) -> None:
+        """Compare a message with the earlier files. ``first`` says whether it is the first message of its stream.
+
+        Raises:
+            SessionError: the file and an earlier file come from different recordings.
+        """
+        published, other = self._known.get(entry.identity, (entry.published, path))
+        if published != entry.published and other != path:
+            raise SessionError(
+                f"{str(other)!r} and {str(path)!r} come from different recordings: their messages "
+                f"{one_line(f'{entry.publisher}/{entry.topic}')} {entry.sequence} differ; give only the parts of one "
+                "recording, and open different recordings one by one"
+            )
+        if first or entry.topic in (Hello.NAME, Start.NAME):
+            self._known.setdefault(entry.identity, (entry.published, path))
 
 
 class Session:
@@ -51,7 +81,8 @@ class Session:
 
     Raises:
         SessionError: a file cannot be read, is not a recording, or has another protocol version; or a file is damaged,
-            except if only its index is damaged. Methods that read messages raise SessionError, too.
+            except if only its index is damaged; or the files come from different recordings. Methods that read messages
+            raise SessionError, too.
     """
 
     def __init__(self, paths: Sequence[Path]) -> None:
@@ -165,11 +196,15 @@ class Session:
         also overlap.
         """
         newest: dict[tuple[str, int, str], int] = {}
+        origin = _Origin()
         for path in self.paths:
             file = self._file = SessionFile(path)
-            before = dict(newest)
+            before, begun = dict(newest), set[tuple[str, int, str]]()
             for item in file.items():
                 if isinstance(item, Entry):
+                    if len(self.paths) > 1:
+                        origin.check(item, path, first=item.stream not in begun)
+                        begun.add(item.stream)
                     if item.sequence <= before.get(item.stream, -1):
                         continue
                     newest[item.stream] = max(item.sequence, newest.get(item.stream, -1))

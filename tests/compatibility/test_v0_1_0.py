@@ -13,6 +13,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,9 @@ from mcap.reader import make_reader
 
 from td3_robot.bundle import Bundle
 from td3_robot.policy.actor import Actor
+from td3_robot.recording.entries import Facts
 from td3_robot.recording.reader import Session
+from td3_robot.recording.writer import write
 from tests.conftest import Command
 from tests.process.deployed_robot import SAFE, Robot, periods
 
@@ -164,6 +167,22 @@ def test_truncated_recording_is_recovered(name: str, frozen: Path, command: Star
         assert 0 < len(after) <= len(before)
         assert (len(after) == len(before)) == (code == 0)
         assert after == before[: len(after)]
+
+
+def test_parts_form_one_recording_and_other_recordings_are_refused(frozen: Path, command: Start) -> None:
+    """The second part repeats the Hellos and Starts, and overlaps the first part by five messages."""
+    path, other = frozen / RECORDINGS["lockstep"], frozen / RECORDINGS["free"]
+    entries, half = list(Session([path]).entries()), 800
+    again = [entry for entry in entries[:half] if entry.topic in ("hello", "start")]
+    facts = Facts(Session([path]).metadata, [*Session([path]).attachments.values()])
+    parts = [frozen / "first.mcap", frozen / "second.mcap"]
+    write(parts[0], facts, entries[:half])
+    since = entries[half - 5].received
+    write(parts[1], facts, [*(replace(entry, received=since) for entry in again), *entries[half - 5 :]])
+    assert list(Session(parts).entries()) == entries
+    refused = command("export", str(path), str(other), "--out", str(frozen / "tables"))
+    assert refused.finish() == 2
+    assert "come from different recordings" in refused.output()
 
 
 def test_training_starts_from_a_recording(frozen: Path, command: Start) -> None:

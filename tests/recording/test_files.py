@@ -22,7 +22,7 @@ from mcap.writer import Writer
 from td3_robot.cli.main import main
 from td3_robot.config.schema import Config
 from td3_robot.errors import SessionError
-from td3_robot.messages import MESSAGES, PROTOCOL_VERSION, Action, Step, Weights, wire_fields
+from td3_robot.messages import MESSAGES, PROTOCOL_VERSION, Action, Start, Step, Weights, wire_fields
 from td3_robot.recording import schemas
 from td3_robot.recording.entries import Attachment, Entry, Facts
 from td3_robot.recording.facts import facts_of_this_machine
@@ -31,7 +31,7 @@ from td3_robot.recording.reader import Session
 from td3_robot.recording.recover import recover
 from td3_robot.recording.session_file import SessionFile
 from td3_robot.recording.writer import CHUNK_S, SessionWriter, write
-from tests.sessions import BEGIN, Publisher, entries_of
+from tests.sessions import BEGIN, SECOND, Publisher, entries_of
 
 Make = Callable[..., Any]
 DATA_END = b"\x0f" + (4).to_bytes(8, "little")
@@ -575,3 +575,55 @@ def test_parts_may_be_given_in_any_order(make_step: Make, tmp_path: Path, rng: A
     assert list(session.paths) == parts
     assert list(session.entries()) == list(expected.entries())
     assert (session.counts, session.begin, session.end) == (expected.counts, expected.begin, expected.end)
+
+
+@pytest.mark.parametrize("reversed_order", [False, True])
+def test_files_of_different_recordings_are_refused_as_parts(
+    make_step: Make, tmp_path: Path, capsys: pytest.CaptureFixture[str], reversed_order: bool
+) -> None:
+    """Each run numbers its messages from 0, so the second file would look like a repetition of the first."""
+    paths = []
+    for number in range(2):
+        it = Publisher(tmp_path / f"{number}.mcap", begin=BEGIN + number * 100 * SECOND)
+        it.publish(Start("simulator", "", {}), *(make_step(n) for n in range(8)))
+        it.recorder.close(it.now)
+        paths.append(str(it.recorder.path))
+    given = paths[::-1] if reversed_order else paths
+    words = (
+        f"{paths[0]!r} and {paths[1]!r} come from different recordings: their messages sim-0/start 0 differ; give only "
+        "the parts of one recording, and open different recordings one by one\n"
+    )
+    for command in (["replay", "--parts"], ["export", "--out", str(tmp_path / "out")], ["play", "--policy", "ipc://p"]):
+        assert main([*command, *given]) == 2
+        error = capsys.readouterr().err
+        assert error == f"td3-robot {command[0]}: {words}"
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_late_recorder_does_not_hide_that_files_come_from_different_recordings(acted: Make, save: Make) -> None:
+    """The streams of both files begin with message 3 or later. Each file repeats only the Start of the simulator."""
+    start = entries_of([("sim-0", Start("simulator", "", {}))])
+    late = [start[0], *entries_of(acted(10))[9:]]
+    other = [dataclasses.replace(entry, published=entry.published + SECOND) for entry in late]
+    with pytest.raises(SessionError, match=r"sim-0/start 0 differ"):
+        Session([save("a.mcap", late), save("b.mcap", other)])
+
+
+def test_a_file_that_a_second_recorder_writes_is_a_part_of_the_same_recording(acted: Make, save: Make) -> None:
+    """The nodes send their Start and the messages of the last 2 s to the second recorder again."""
+    entries = entries_of([("sim-0", Start("simulator", "", {})), *acted(10)])
+    again = [dataclasses.replace(entry, received=entries[8].received + 5) for entry in (entries[0], *entries[9:12])]
+    parts = [save("a.mcap", entries[:12]), save("a_1.mcap", [*again, *entries[12:]])]
+    assert list(Session(parts).entries()) == entries
+
+
+def test_the_files_of_a_resumed_run_form_one_session(acted: Make, save: Make) -> None:
+    """The resumed run has other incarnations, so its messages have new numbers."""
+    entries = entries_of(acted(6))
+    resumed = [
+        dataclasses.replace(
+            entry, incarnation=1000, published=entry.published + SECOND, received=entry.received + SECOND
+        )
+        for entry in entries
+    ]
+    assert list(Session([save("a.mcap", entries), save("a_1.mcap", resumed)]).entries()) == [*entries, *resumed]
