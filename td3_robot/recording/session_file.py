@@ -87,7 +87,7 @@ class SessionFile:
         Raises:
             SessionError: the file cannot be read, or is not a recording.
         """
-        self.damages, self.index = [], None
+        self.damages, self.index, self.counts = [], None, None
         self._channels, self._references, self._policies = {}, set(), {}
         try:
             with self.path.open("rb") as file:
@@ -119,8 +119,7 @@ class SessionFile:
             if opcode == Opcode.DATA_END and length == 4:  # with another length, the record is damaged
                 if int.from_bytes(body, "little") not in (0, checksum) and not self.damages:
                     self._damaged(offset, "the checksum of all data before this byte does not match")
-                self.index = _index_damage(file.tell(), file.read())
-                self.read = self.size
+                self._check_end(file.tell(), file.read())
                 return
             checksum = zlib.crc32(body, zlib.crc32(head, checksum))
             try:
@@ -133,24 +132,41 @@ class SessionFile:
             else:
                 yield from items
 
+    def _check_end(self, offset: int, rest: bytes) -> None:
+        """Check all bytes after the data: the index, and bytes that somebody has appended to the file."""
+        self.index, self.read = _index_damage(offset, rest), self.size
+        end = rest.find(_MAGIC) + len(_MAGIC)  # the magic bytes of the first footer, if they are intact
+        if self.index and len(_MAGIC) <= end < len(rest):
+            self.index, self.read = _index_damage(offset, rest[:end]), offset + end
+            with contextlib.suppress(Exception):
+                self._take_index(rest[:end])
+            more = len(rest) - end
+            other = (
+                f"; another recording begins here: copy it with tail -c {more}" if rest[end:].startswith(_MAGIC) else ""
+            )
+            self._damaged(self.read, f"the recording ends here, but {more} more bytes follow{other}")
+
     def _read_index(self, file: BinaryIO) -> None:
         """Read channels and message counts from the index, because the chunk that declares a channel may be damaged."""
-        counts: Counter[tuple[str, int, str]] = Counter()
         begin = file.tell()
         with contextlib.suppress(Exception):  # :meth:`_records` reports a damaged index later
             file.seek(-_FOOTER.size, SEEK_END)
             index = _FOOTER.unpack(file.read())[2]
             file.seek(index)
-            rest = file.read() if begin < index < self.size else b""
-            if _index_damage(0, rest) is None:
-                for record in StreamReader(BytesIO(rest), skip_magic=True).records:
-                    if isinstance(record, Channel):
-                        self._add_channel(record)
-                    elif isinstance(record, Statistics):
-                        for channel, count in record.channel_message_counts.items():
-                            counts[self._channels[channel][:3]] += count
-                self.counts = counts
+            self._take_index(file.read() if begin < index < self.size else b"")
         file.seek(begin)
+
+    def _take_index(self, rest: bytes) -> None:
+        """Take channels and message counts from the index, if it is whole. ``rest`` ends with the footer."""
+        counts: Counter[tuple[str, int, str]] = Counter()
+        if _index_damage(0, rest) is None:
+            for record in StreamReader(BytesIO(rest), skip_magic=True).records:
+                if isinstance(record, Channel):
+                    self._add_channel(record)
+                elif isinstance(record, Statistics):
+                    for channel, count in record.channel_message_counts.items():
+                        counts[self._channels[channel][:3]] += count
+            self.counts = counts
 
     def _add_channel(self, record: Channel) -> None:
         about, topic = record.metadata, record.metadata["topic"]

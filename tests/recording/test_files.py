@@ -463,6 +463,35 @@ def test_recover_of_a_damaged_index_loses_nothing(acted: Make, save: Make, capsy
         assert len(list(make_reader(file, validate_crcs=True).iter_messages())) == 10
 
 
+@pytest.mark.parametrize("whole_index", [True, False])
+def test_recover_reports_the_bytes_after_the_end_of_the_recording(
+    acted: Make, save: Make, capsys: pytest.CaptureFixture[str], whole_index: bool
+) -> None:
+    """Somebody has joined the files of two recordings with ``cat``."""
+    entries = entries_of(acted(4))
+    first, second = (save(name, entries).read_bytes() for name in ("a.mcap", "b.mcap"))
+    if not whole_index:
+        at = first.index(DATA_END) + 40
+        first = first[:at] + bytes([first[at] ^ 0xFF]) + first[at + 1 :]
+    path = save("c.mcap", [])
+    for more, words in (
+        (second, f"; another recording begins here: copy it with tail -c {len(second)}"),
+        (bytes(100), ""),
+    ):
+        path.write_bytes(first + more)
+        target = path.with_name(f"{len(more)}.mcap")
+        assert main(["recover", str(path), "--out", str(target)]) == 3
+        lines = capsys.readouterr().out.splitlines()
+        ends = f"damaged at byte {len(first)}: the recording ends here, but {len(more)} more bytes follow{words}"
+        assert ends in lines
+        unwritten = "" if whole_index else ", and all data that the recorder has not written to the file"
+        assert f"lost: the last {len(more)} bytes of the file{unwritten}" in lines
+        assert ("the index is lost, so the last messages of each topic may be missing, too" in lines) != whole_index
+        assert list(Session([target]).entries()) == entries
+        with pytest.raises(SessionError, match=f"{len(more)} more bytes follow"):
+            Session([path])
+
+
 TEXTS = [Attachment("x", "text/plain", b"y"), Attachment("x", "text/plain", b"z")]
 
 
