@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import struct
 import zlib
+from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -20,7 +21,7 @@ from lz4.frame import LZ4FrameDecompressor
 from mcap.data_stream import ReadDataStream
 from mcap.opcode import Opcode
 from mcap.records import Attachment as AttachmentRecord
-from mcap.records import Channel, Chunk, Header, Metadata, Statistics
+from mcap.records import AttachmentIndex, Channel, Chunk, ChunkIndex, Header, Metadata, MetadataIndex, Statistics
 from mcap.stream_reader import StreamReader
 
 from td3_robot.errors import SessionError
@@ -33,6 +34,7 @@ from td3_robot.util import process_lock
 _MAGIC = b"\x89MCAP0\r\n"
 _HEAD = struct.Struct("<BQ")  # of a record: opcode, length of the body
 _FOOTER = struct.Struct("<BQQQI8s")  # head; begin of index (summary), begin of summary offsets, checksum; magic
+_DATA_END = Opcode.DATA_END, 4  # opcode and length of the record between the data and the index
 _MESSAGE = struct.Struct("<HIQQ")  # channel, sequence, log time, publish time
 _MAX_CHUNK = 1 << 28  # unpacked bytes; a recorder closes chunks at 4 MiB, and a message has at most 64 MiB
 
@@ -48,7 +50,10 @@ class Damage:
 
 
 class SessionFile:
-    """One file. The reader skips a damaged record, and stops at a record with an impossible length.
+    """One file. The reader skips a damaged record.
+
+    After a record with a damaged length, the reader continues at the next chunk that the index names. If the index is
+    damaged or missing, the reader stops there.
 
     Attributes:
         damages: the damage that :meth:`items` has found in the data so far. Messages may be lost.
@@ -65,6 +70,7 @@ class SessionFile:
         self.counts: Counter[tuple[str, int, str]] | None = None
         self.size = self.read = 0
         self._channels: dict[int, tuple[str, int, str, str]] = {}
+        self._places = _Places()
         self._references: set[int] = set()  # ids of the channels whose messages are references, see policies.py
         # Maps the SHA-256 of a policy to three numbers: the offset of the chunk that contains the policy's Weights, and
         # the begin and end of these Weights in the unpacked chunk.
@@ -89,6 +95,7 @@ class SessionFile:
         """
         self.damages, self.index, self.counts = [], None, None
         self._channels, self._references, self._policies = {}, set(), {}
+        self._places = _Places()
         try:
             with self.path.open("rb") as file:
                 self.size = self.path.stat().st_size
@@ -107,16 +114,20 @@ class SessionFile:
         checksum = zlib.crc32(_MAGIC)
         while True:
             self.read = offset = file.tell()
+            if offset == self._places.index:  # the end of the data is damaged, and the index is whole
+                self.read = self.size
+                return
             head = file.read(_HEAD.size)
-            if len(head) < _HEAD.size:
-                self._damaged(offset, "the file ends here, without its index" if not head else "the file ends here")
-                return
+            following = self._places.after(offset)
+            if problem := self._places.problem(offset, head, self.size):
+                self._damaged(offset, problem)
+                if following is None:
+                    return
+                file.seek(following)
+                continue
             opcode, length = _HEAD.unpack(head)
-            if length > self.size - offset - _HEAD.size:
-                self._damaged(offset, f"a record of {length} bytes begins here, but the file ends within it")
-                return
             body = file.read(length)
-            if opcode == Opcode.DATA_END and length == 4:  # with another length, the record is damaged
+            if (opcode, length) == _DATA_END:  # with another length, the record is damaged
                 if int.from_bytes(body, "little") not in (0, checksum) and not self.damages:
                     self._damaged(offset, "the checksum of all data before this byte does not match")
                 self._check_end(file.tell(), file.read())
@@ -127,8 +138,7 @@ class SessionFile:
             except SessionError:
                 raise
             except Exception as error:  # the parsing libraries raise a dozen types of exceptions
-                name = Opcode(opcode).name.lower()
-                self._damaged(offset, f"{name} record: {type(error).__name__}: {str(error)[:200]}")
+                self._damaged(offset, f"{_name(opcode)} record: {type(error).__name__}: {str(error)[:200]}")
             else:
                 yield from items
 
@@ -153,12 +163,18 @@ class SessionFile:
             file.seek(-_FOOTER.size, SEEK_END)
             index = _FOOTER.unpack(file.read())[2]
             file.seek(index)
-            self._take_index(file.read() if begin < index < self.size else b"")
+            places = self._take_index(file.read() if begin < index < self.size else b"")
+            if self.counts is not None:
+                self._places = _Places(places, begin, index)
         file.seek(begin)
 
-    def _take_index(self, rest: bytes) -> None:
-        """Take channels and message counts from the index, if it is whole. ``rest`` ends with the footer."""
+    def _take_index(self, rest: bytes) -> dict[int, tuple[int, int]]:
+        """Take channels and message counts from the index, if it is whole. ``rest`` ends with the footer.
+
+        Returns opcode and length of each record that the index names, by offset.
+        """
         counts: Counter[tuple[str, int, str]] = Counter()
+        places: dict[int, tuple[int, int]] = {}
         if _index_damage(0, rest) is None:
             for record in StreamReader(BytesIO(rest), skip_magic=True).records:
                 if isinstance(record, Channel):
@@ -166,7 +182,14 @@ class SessionFile:
                 elif isinstance(record, Statistics):
                     for channel, count in record.channel_message_counts.items():
                         counts[self._channels[channel][:3]] += count
+                elif isinstance(record, ChunkIndex):
+                    places[record.chunk_start_offset] = Opcode.CHUNK, record.chunk_length - _HEAD.size
+                elif isinstance(record, AttachmentIndex):
+                    places[record.offset] = Opcode.ATTACHMENT, record.length - _HEAD.size
+                elif isinstance(record, MetadataIndex):
+                    places[record.offset] = Opcode.METADATA, record.length - _HEAD.size
             self.counts = counts
+        return places
 
     def _add_channel(self, record: Channel) -> None:
         about, topic = record.metadata, record.metadata["topic"]
@@ -179,6 +202,8 @@ class SessionFile:
         stream = ReadDataStream(BytesIO(body))
         if opcode == Opcode.HEADER:
             if Header.read(stream).profile != PROFILE:
+                if self._channels:  # the index shows that td3-robot wrote the file
+                    raise ValueError("it names another program")
                 raise SessionError(f"{str(self.path)!r} is an MCAP file, but not a recording of td3-robot")
         elif opcode == Opcode.METADATA:
             return [Metadata.read(stream)]
@@ -254,6 +279,50 @@ class SessionFile:
         self.damages.append(Damage(offset, why))
 
 
+class _Places:
+    """The places of chunks, attachments and metadata in a file, from a whole index.
+
+    Args:
+        found: opcode and length of each record that the index names, by offset. An offset outside the data is ignored.
+        begin: offset of the first record.
+        index: offset of the index, directly after the end of the data; None if the index is damaged or missing.
+    """
+
+    def __init__(
+        self, found: Mapping[int, tuple[int, int]] | None = None, begin: int = 0, index: int | None = None
+    ) -> None:
+        self.index = index
+        self._found: dict[int, tuple[int, int]] = {}
+        self._offsets: list[int] = []
+        if index is not None:
+            end = index - _HEAD.size - _DATA_END[1]
+            known = {offset: place for offset, place in (found or {}).items() if begin <= offset < end}
+            self._found = {**known, end: _DATA_END}
+            self._offsets = [*sorted(self._found), index]
+
+    def after(self, offset: int) -> int | None:
+        """The next known place after ``offset``, or the index; None if there is none."""
+        number = bisect_right(self._offsets, offset)
+        return self._offsets[number] if number < len(self._offsets) else None
+
+    def problem(self, offset: int, head: bytes, size: int) -> str:
+        """What is wrong with the head of the record at ``offset``; empty if nothing. ``size`` is the file's size."""
+        if len(head) < _HEAD.size:
+            return "the file ends here" if head else "the file ends here, without its index"
+        found = opcode, length = _HEAD.unpack(head)
+        expected, following = self._found.get(offset, found), self.after(offset)
+        if expected != found:
+            return f"the head of the {_name(expected[0])} record of {expected[1]} bytes, which begins here, is damaged"
+        if opcode == 0:
+            return "no record begins here"
+        if found == _DATA_END and following not in (None, self.index):
+            return "the data ends here, but the index names more records"
+        if length > (size if following is None else following) - offset - _HEAD.size:
+            what = "the file ends" if following is None else "another record begins"
+            return f"a record of {length} bytes begins here, but {what} within it"
+        return ""
+
+
 def _index_damage(offset: int, rest: bytes) -> Damage | None:
     """The damage of the index or the footer; None if both are whole."""
     if len(rest) < _FOOTER.size:
@@ -264,6 +333,10 @@ def _index_damage(offset: int, rest: bytes) -> Damage | None:
     if checksum not in (0, zlib.crc32(rest[: -len(_MAGIC) - 4])):
         return Damage(offset, "the checksum of the index, which begins here, does not match")
     return None
+
+
+def _name(opcode: int) -> str:
+    return Opcode(opcode).name.lower()
 
 
 def _unpacked(chunk: Chunk) -> bytes:

@@ -197,6 +197,97 @@ def test_recover_reports_what_is_missing(acted: Make, save: Make, number: int) -
     assert sum(lost["missing"].values()) == len(inside) > 0
 
 
+def chunks_of(path: Path) -> list[ChunkIndex]:
+    with path.open("rb") as file:
+        summary = make_reader(file).get_summary()
+    assert summary is not None
+    return sorted(summary.chunk_indexes, key=lambda chunk: chunk.chunk_start_offset)
+
+
+def flipped(old: bytes) -> bytes:
+    return bytes(octet ^ 0xFF for octet in old)
+
+
+def zeroed(old: bytes) -> bytes:
+    return bytes(len(old))
+
+
+@pytest.mark.parametrize("number", [0, 1, -1])
+@pytest.mark.parametrize(
+    ("begin", "size", "damage"),
+    [
+        (0, 1, flipped),  # the opcode
+        (1, 1, flipped),  # the lowest byte of the length
+        (2, 1, flipped),
+        (7, 1, flipped),  # now the length is more than 2^55 bytes
+        (-3, 512, flipped),
+        (-100, 512, zeroed),
+        (-2000, 4096, zeroed),
+    ],
+)
+def test_recover_continues_after_a_damaged_chunk_head(
+    acted: Make, save: Make, number: int, begin: int, size: int, damage: Callable[[bytes], bytes]
+) -> None:
+    """The damage begins ``begin`` bytes after the head of a chunk. Only chunks with damaged bytes are lost."""
+    entries = entries_of(acted(150))
+    path = save("a.mcap", entries)
+    chunks = chunks_of(path)
+    octets = bytearray(path.read_bytes())
+    first = chunks[number].chunk_start_offset + begin
+    last = min(first + size, octets.index(DATA_END))
+    octets[first:last] = damage(octets[first:last])
+    path.write_bytes(octets)
+    ends = [chunk.chunk_start_offset + chunk.chunk_length for chunk in chunks]
+    hit = [c for c, end in zip(chunks, ends, strict=True) if first < end and c.chunk_start_offset < last]
+    gone = [e for e in entries if any(c.message_start_time <= e.received <= c.message_end_time for c in hit)]
+    lost = recover(path, path.with_name("mended.mcap"))
+    assert list(SessionFile(path.with_name("mended.mcap")).entries()) == [e for e in entries if e not in gone]
+    assert (lost["lost"], lost["index_known"], lost["bytes_not_read"]) == (True, True, 0)
+    assert sum(lost["missing"].values()) == len(gone) > 0
+    if begin >= 0:
+        assert [item["byte"] for item in lost["damages"]] == [chunks[number].chunk_start_offset]
+    assert main(["recover", str(path), "--out", str(path.with_name("again.mcap"))]) == 3
+
+
+@pytest.mark.parametrize("new", [bytes(2000), b"\xff" * 2000, b"\x01\x02\x03\x04" * 500])
+def test_recover_begins_at_the_first_intact_chunk_that_the_index_names(acted: Make, save: Make, new: bytes) -> None:
+    """The damage follows the magic bytes. It covers the header, the metadata and the configuration."""
+    entries = entries_of(acted(60))
+    path = save("a.mcap", entries)
+    hit = [chunk for chunk in chunks_of(path) if chunk.chunk_start_offset < 8 + len(new)]
+    begin = max((chunk.message_end_time for chunk in hit), default=0)
+    octets = bytearray(path.read_bytes())
+    octets[8 : 8 + len(new)] = new
+    path.write_bytes(octets)
+    lost = recover(path, path.with_name("mended.mcap"))
+    kept = [entry for entry in entries if entry.received > begin]
+    assert list(Session([path.with_name("mended.mcap")]).entries()) == kept
+    assert (lost["lost"], sum(lost["missing"].values())) == (True, len(entries) - len(kept))
+
+
+def test_recover_of_a_file_with_a_damaged_end_of_the_data_loses_nothing(acted: Make, save: Make) -> None:
+    entries = entries_of(acted(10))
+    path = save("a.mcap", entries)
+    octets = path.read_bytes()
+    for where in range(octets.index(DATA_END), octets.index(DATA_END) + 13):
+        path.write_bytes(octets[:where] + bytes([octets[where] ^ 0xFF]) + octets[where + 1 :])
+        lost = recover(path, path.with_name(f"{where}.mcap"))
+        assert list(Session([path.with_name(f"{where}.mcap")]).entries()) == entries
+        assert (lost["lost"], lost["missing"], lost["bytes_not_read"], lost["index_known"]) == (True, {}, 0, True)
+
+
+def test_recover_without_an_index_stops_at_a_damaged_length(acted: Make, save: Make) -> None:
+    """Without the index, nothing says where the next chunk begins."""
+    path = save("a.mcap", entries_of(acted(60)))
+    second = chunks_of(path)[1].chunk_start_offset
+    octets = bytearray(path.read_bytes()[:-20])
+    octets[second : second + 512] = bytes(512)
+    path.write_bytes(octets)
+    lost = recover(path, path.with_name("mended.mcap"))
+    assert (lost["index_known"], lost["bytes_not_read"]) == (False, len(octets) - second)
+    assert lost["damages"] == [{"byte": second, "why": "no record begins here"}]
+
+
 def test_recover_without_an_index_warns_that_more_may_be_missing(
     acted: Make, save: Make, capsys: pytest.CaptureFixture[str]
 ) -> None:
