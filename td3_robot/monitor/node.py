@@ -17,7 +17,7 @@ from td3_robot.errors import UsageError
 from td3_robot.messages import Message, Record
 from td3_robot.monitor.core import Listener, Monitor
 from td3_robot.monitor.plotjuggler import PlotJuggler
-from td3_robot.recording.entries import Entry, printable
+from td3_robot.recording.entries import Entry
 from td3_robot.recording.faults import line
 from td3_robot.recording.poses import read_links
 from td3_robot.recording.values import Names
@@ -186,7 +186,7 @@ def table(report: dict[str, Any]) -> list[str]:
         if report[kind]:
             lines.append(f"{kind}: {', '.join(f'{node} {state}' for node, state in report[kind].items())}")
     lines += [f"fault {line(fault)}" for fault in report["faults"]]
-    return [one_line(printable(item), _WIDTH) for item in lines]
+    return [one_line(item, _WIDTH) for item in lines]
 
 
 if __name__ == "__main__":

@@ -93,5 +93,5 @@ class Facts:
 
 
 def printable(text: str) -> str:
-    """Escape the control characters in text from a file, because they could control the terminal."""
-    return "\n".join(line if line.isprintable() else repr(line) for line in text.split("\n"))
+    """Text from a file or a peer, as one line. Control characters are escaped, because they could control the terminal."""
+    return text if text.isprintable() else repr(text)

@@ -7,7 +7,7 @@ from typing import Any
 from td3_robot.core_types import Farewell
 from td3_robot.errors import ProtocolError
 from td3_robot.messages import Bye, LifecycleChange, Message, Refused, Status
-from td3_robot.recording.entries import Entry
+from td3_robot.recording.entries import Entry, printable
 from td3_robot.safety.lifecycle import State
 from td3_robot.transport import codec
 
@@ -89,4 +89,4 @@ def line(fault: dict[str, Any]) -> str:
     """One fault of :meth:`Faults.report` as a line of text."""
     when = "" if fault["first_s"] is None else f"at {fault['first_s']:.3f} s, "
     times = "once" if fault["count"] == 1 else f"{fault['count']} times"
-    return f"{when}{times}: {fault['what']}"
+    return f"{when}{times}: {printable(fault['what'])}"

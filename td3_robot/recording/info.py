@@ -181,7 +181,7 @@ def text(report: dict[str, Any]) -> str:
     lines = [
         f"{report['file']}: {report['bytes'] / 1e6:.2f} MB, {report['messages']} messages in {report['duration_s']} s",
         f"recorded {report['begin']} {by(about)}",
-        *([f"written because of {about[REASON]}"] if REASON in about else []),
+        *([f"written because of {printable(about[REASON])}"] if REASON in about else []),
         *(["a recorder is writing this file; its last messages are not shown yet"] if report["being_written"] else []),
         "",
         f"{'topic':<28}{'count':>8}{'Hz':>10}{'MB':>9}{'begins':>8}{'gaps':>6}{'missing':>9}{'longest s':>11}",
@@ -205,7 +205,7 @@ def text(report: dict[str, Any]) -> str:
         *(event_line(event) for event in report.get("events", ())),
         *(f"DAMAGED: {damage}" for damage in report["damages"]),
     ]
-    return printable("\n".join(lines))
+    return "\n".join(map(printable, lines))
 
 
 def by(metadata: Mapping[str, str]) -> str:

@@ -12,7 +12,7 @@ from td3_robot.config.schema import RecordConfig
 from td3_robot.core_types import Input, Output, Peer
 from td3_robot.messages import Bye, Record
 from td3_robot.recording import faults
-from td3_robot.recording.entries import ON_THE_WAY_NS, REASON, REPEATED, Attachment, Entry, Facts
+from td3_robot.recording.entries import ON_THE_WAY_NS, REASON, REPEATED, Attachment, Entry, Facts, printable
 from td3_robot.recording.policies import head_of, with_policy
 from td3_robot.recording.writer import SessionWriter
 from td3_robot.topics import RECORDER
@@ -77,7 +77,8 @@ class Recorder:
         if reason is None:
             return
         if not self._config.ring_s:
-            log.info("ignored the trigger (%s): without --ring-s, the recorder writes each message immediately", reason)
+            text = "ignored the trigger (%s): without --ring-s, the recorder writes each message immediately"
+            log.info(text, printable(reason))
         elif not self._pending:
             self._pending = reason
             self._not_before = max(self._not_before, self._now + ON_THE_WAY_NS * 1e-9)
@@ -157,12 +158,13 @@ class Recorder:
 
     def _dump(self, now: float) -> None:
         since = self._ring[0].received if self._ring else self._epoch + int(now * 1e9)
-        writer = self._begin(now, since, self._pending or "")
+        why = self._pending or ""
+        writer = self._begin(now, since, why)
         for entry in self._ring:
             writer.add(entry)
         writer.close()
         self._writer = None
-        log.info("wrote the last %g s to %s: %s", self._config.ring_s, writer.path, self._pending)
+        log.info("wrote the last %g s to %s: %s", self._config.ring_s, writer.path, printable(why))
         self._pending, self._not_before = None, now + self._config.ring_s
 
 

@@ -110,11 +110,11 @@ def text(report: dict[str, Any], source: Path, target: Path) -> str:
         )
     if not report["lost"]:
         lines.append("nothing is lost: only the index was damaged, and the new file has a new index")
-        return printable("\n".join(lines))
+        return "\n".join(map(printable, lines))
     if report["bytes_not_read"]:
         unwritten = ", and all data that the recorder has not written to the file" * (not report["index_known"])
         lines.append(f"lost: the last {report['bytes_not_read']} bytes of the file{unwritten}")
     lines += [f"lost: {count} messages of {name}" for name, count in report["missing"].items()]
     if not report["index_known"]:
         lines.append("the index is lost, so the last messages of each topic may be missing, too")
-    return printable("\n".join(lines))
+    return "\n".join(map(printable, lines))

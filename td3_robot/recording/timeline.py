@@ -9,7 +9,7 @@ from typing import Any
 
 from td3_robot.errors import UsageError
 from td3_robot.messages import Command, LifecycleChange, Message, Start, Step
-from td3_robot.recording.entries import ON_THE_WAY_NS, Entry
+from td3_robot.recording.entries import ON_THE_WAY_NS, Entry, printable
 from td3_robot.recording.values import robot_of
 from td3_robot.specs import Channel, RobotSpec
 
@@ -164,4 +164,4 @@ def _some(names: list[str]) -> str:
 
 
 def event_line(event: dict[str, Any]) -> str:
-    return f"at {event['time_s']:.3f} s, {event['kind']}: {event['text']}"
+    return f"at {event['time_s']:.3f} s, {event['kind']}: {printable(event['text'])}"

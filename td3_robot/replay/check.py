@@ -186,7 +186,7 @@ def text(session: Session, reports: Sequence[Outcome]) -> str:
         lines.append(f"{path}: not checked: {'; '.join(unchecked)}")
     if not any(report.compared for report in reports):
         lines.append(f"{path}: NOTHING could be checked")
-    return printable("\n".join(lines))
+    return "\n".join(map(printable, lines))
 
 
 def _same(reports: Sequence[Outcome]) -> dict[str, list[str]]:

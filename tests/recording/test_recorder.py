@@ -136,6 +136,24 @@ def test_the_ring_writes_one_file_for_a_fault_and_one_for_a_later_fault(make: Ma
     assert sum(Session(it.recorder.files).counts.values()) == len(list(Session(it.recorder.files).entries()))
 
 
+def test_a_reason_with_a_newline_stays_on_one_line(make: Make, make_step: Make, caplog: Any, capsys: Any) -> None:
+    caplog.set_level("INFO")
+    it = make(ring_s=1.0)
+    it.publish(*(make_step(n) for n in range(3)), Status("sim-0", "failed", "a\nb", {}, {}), make_step(3))
+    it.recorder.close(it.now)
+    (path,) = it.recorder.files
+    assert caplog.messages == [f"wrote the last 1 s to {path}: 'sim-0 failed: a\\nb'"]
+    assert examine(path)["metadata"]["written_because"] == "sim-0 failed: a\nb"
+    assert main(["info", str(path)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert "written because of 'sim-0 failed: a\\nb'" in lines
+    assert any(line.endswith("once: 'sim-0 failed: a\\nb'") for line in lines)
+    without_ring = Publisher(path.with_name("b.mcap"))
+    without_ring.recorder.trigger("a\nb")
+    assert "ignored the trigger ('a\\nb')" in caplog.messages[-1]
+    without_ring.recorder.close(0.0)
+
+
 def test_closing_the_recorder_writes_the_ring_if_a_trigger_is_pending(make: Make, make_step: Make) -> None:
     """The first fault, at 0.1 s, causes a file at 0.6 s. The next file can come only 10 s later.
 

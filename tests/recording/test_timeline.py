@@ -50,6 +50,27 @@ def test_a_repeated_event_is_listed_once_and_each_event_and_gap_has_a_time(
     assert "at 4.000 s, gap: leg/step: 1 missing\n" in capsys.readouterr().out
 
 
+def test_a_text_with_a_newline_stays_on_one_line(make_step: Make, save: Make, capsys: Any) -> None:
+    """An operator or an exception of a driver can give such a text. The report of ``--json`` holds it unchanged."""
+    command = Command(id=5, target="", verb="estop", reason="a\nb", version=0, sha256="", payload=b"")
+    messages = [
+        ("leg", make_step()),
+        ("policy", command),
+        ("leg", LifecycleChange("leg", "active", "inactive", "c\x1b\nd", 7)),
+        ("leg", LifecycleChange("leg", "inactive", "fault", "e\nf", 8)),
+    ]
+    file = save("a.mcap", entries_of(messages, period=SECOND))
+    assert main(["info", str(file), "--timeline"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[-4:] == [
+        "fault: at 3.000 s, once: 'leg is in fault: e\\nf'",
+        "at 1.000 s, command: 'policy sends estop: a\\nb'",
+        "at 2.000 s, state: 'leg is inactive, was active: c\\x1b\\nd'",
+        "at 3.000 s, fault: 'leg is in fault: e\\nf'",
+    ]
+    assert examine(file, Timeline())["events"][0]["text"] == "policy sends estop: a\nb"
+
+
 @pytest.mark.parametrize(("steps", "every"), [(1, 1), (4000, 1), (4001, 2), (9000, 4)])
 def test_a_long_recording_shows_each_nth_step(make_step: Make, save: Make, steps: int, every: int) -> None:
     """A channel has at most 4000 points. If one more point comes, n doubles."""
