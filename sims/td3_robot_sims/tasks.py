@@ -79,7 +79,9 @@ def make(task: str, seed: int | None = None, randomization: RandomizationConfig 
     backend, name = find(task)
     if randomization:
         backend.check_randomization(randomization)
-    return backend.make(name, seed, randomization)
+    environment = backend.make(name, seed, randomization)
+    environment.task_name = task
+    return environment
 
 
 def refuse_import(task: str, file: str, remedy: str) -> None:

@@ -11,12 +11,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from td3_robot.driver.body import Body
-from td3_robot.errors import BundleError
+from td3_robot.errors import BundleError, NodeError
 from td3_robot.messages import Phase
 from td3_robot.specs import FLOAT32_MAX, Float32
 from td3_robot.util.machine import available_cores
 from td3_robot_sims.backends import saved_episode
 from td3_robot_sims.backends.base import Environment, Outcome
+from td3_robot_sims.finiteness import not_finite
 from td3_robot_sims.thread_pool import ThreadPool
 
 _OVER = int(Phase.TERMINATED)  # a plain integer: comparing with a Phase takes four times as long
@@ -66,6 +67,9 @@ class VectorEnvironment(Body):
 
         Returns:
             The number of robots that were not reset. This is the number of transitions.
+
+        Raises:
+            NodeError: the first observation of an episode is not finite.
         """
         del may_reset  # a simulated robot may always be reset
         ended: list[bool] = (self.phase >= _OVER).tolist()
@@ -86,6 +90,12 @@ class VectorEnvironment(Body):
         return ended.count(False)
 
     def _begin(self, robot: int, observation: Float32) -> None:
+        if not math.isfinite(sum(observation.tolist())):
+            # There is no earlier observation to send instead. Receivers refuse a Step with numbers that are not finite,
+            # and the robot would then wait forever for an Action.
+            environment = self._environments[robot]
+            problem = not_finite(environment.spec, observation)
+            raise NodeError(f"task {environment.task_name!r}: after a reset, {problem}; it must be finite")
         self.observation[robot], self.reward[robot], self.action[robot] = observation, 0, 0
         self.phase[robot] = Phase.FIRST
         self.episode[robot] += self._begun

@@ -23,6 +23,7 @@ class Scripted:
     """
 
     concurrent = False
+    task_name = "toy:Scripted"
 
     def __init__(self, spec: RobotSpec, script: list[tuple[int, bool, bool]]) -> None:
         self.spec = spec

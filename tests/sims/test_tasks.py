@@ -53,6 +53,13 @@ def test_the_error_for_an_unknown_task_names_similar_tasks(task: str, near: str)
             call(task)
 
 
+@pytest.mark.parametrize("task", ["Hopper", "bullet:Hopper", "gymnasium:Pendulum-v1", "discrete:CartPole-v1"])
+def test_an_environment_knows_the_full_name_of_its_task(task: str) -> None:
+    environment = tasks.make(task)
+    assert environment.task_name == task
+    environment.close()
+
+
 def test_the_name_of_a_task_may_begin_with_its_backend() -> None:
     assert tasks.spec("bullet:Ant") == tasks.spec("Ant")
     with pytest.raises(ConfigError, match="backend of task 'gymnasum:X' is 'gymnasum'; did you mean 'gymnasium'"):

@@ -13,6 +13,7 @@ from td3_robot_sims.backends.base import Outcome
 from td3_robot_sims.vector_env import VectorEnvironment
 
 from td3_robot.config.randomization import PushConfig, RandomizationConfig
+from td3_robot.errors import NodeError
 from td3_robot.messages import Phase
 from td3_robot.specs import Float32
 
@@ -87,6 +88,20 @@ def test_diverged_physics_truncates_the_episode(
     assert (robots.reward.tolist(), robots.not_finite) == ([0], 1)
     robots.step(robots.action)
     assert robots.phase.tolist() == [Phase.FIRST]
+
+
+def test_a_first_observation_that_is_not_finite_is_an_error(
+    envs: Callable[..., VectorEnvironment], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without the error, the robot would wait forever: receivers refuse the Step. The error is one line."""
+    robots = envs([(1, True, False)], [(1, True, False)])
+    robots.step(robots.action)
+    robots.step(robots.action)
+    monkeypatch.setattr(robots._environments[1], "reset", lambda: np.array([0, np.nan, np.inf], np.float32))
+    what = f"observation 1 ({robots.spec.observations[1].name!r}) is nan"
+    with pytest.raises(NodeError) as failed:
+        robots.step(robots.action)
+    assert str(failed.value) == f"task 'toy:Scripted': after a reset, {what}; it must be finite"
 
 
 # -- threads -----------------------------------------------------------------------------------------------------------

@@ -65,6 +65,8 @@ class Environment(ABC):
             for a robot without named groups.
 
     Attributes:
+        task_name: the name of the task in errors. :func:`td3_robot_sims.tasks.make` sets it to the full name. Before
+            that, it is the name of the robot.
         concurrent: True if several threads can step environments of this class at the same time, and this is faster
             than one thread.
         random: the random generator of resets and steps.
@@ -82,6 +84,7 @@ class Environment(ABC):
         groups: Sequence[str] | None = None,
     ) -> None:
         self.spec = spec
+        self.task_name = spec.name
         self.time_limit = time_limit
         self.disturbance: Disturbance | None = None
         if randomization is not None and randomization.on:
