@@ -92,7 +92,7 @@ def evaluate(
         BundleError: the policy does not exist, its file is damaged, or its robot differs from the robot of ``task``.
         ConfigError: the task does not exist, or it cannot be made or drawn. Or ``task`` is None, and the task of the
             training needs a module that this process has not imported.
-        NodeError: a reward is not finite.
+        NodeError: an observation or a reward is not finite.
         ModuleNotFoundError: a package is not installed. The error names the extra that installs it.
     """
     episodes, max_steps = arguments.whole("episodes", episodes, 1), arguments.whole("max_steps", max_steps, 1)

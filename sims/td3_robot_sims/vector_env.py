@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import zlib
 from collections.abc import Callable, Mapping
@@ -19,6 +20,8 @@ from td3_robot_sims.backends import saved_episode
 from td3_robot_sims.backends.base import Environment, Outcome
 from td3_robot_sims.finiteness import not_finite
 from td3_robot_sims.thread_pool import ThreadPool
+
+log = logging.getLogger(__name__)
 
 _OVER = int(Phase.TERMINATED)  # a plain integer: comparing with a Phase takes four times as long
 _SAVED = ("phase", "episode", "episode_step", "observation", "reward", "action")
@@ -108,11 +111,22 @@ class VectorEnvironment(Body):
         if not (math.isfinite(sum(observation.tolist())) and abs(reward) <= FLOAT32_MAX):
             # The physics diverged: keep the last observation, and truncate the episode. Receivers refuse a Step with
             # numbers that are not finite, and the robot would then wait forever for an Action.
-            self.not_finite += 1
+            self._count_not_finite(robot, observation, reward)
             observation, reward, terminated, truncated = self.observation[robot], 0.0, False, True
         self.observation[robot], self.reward[robot], self.action[robot] = observation, reward, action
         self.phase[robot] = Phase.TERMINATED if terminated else Phase.TRUNCATED if truncated else Phase.MID
         self.episode_step[robot] += 1
+
+    def _count_not_finite(self, robot: int, observation: Float32, reward: float) -> None:
+        """Count a truncated episode. Log the 1st, 2nd, 4th, 8th, … one, so that the log does not fill the disk."""
+        self.not_finite += 1
+        times = self.not_finite
+        if times & (times - 1) == 0:
+            environment = self._environments[robot]
+            problem = not_finite(environment.spec, observation, reward)
+            again = f" ({times} times so far)" if times > 1 else ""
+            allowed = "it must be finite in float32, so the episode is truncated"
+            log.warning("task %r: %s; %s%s", environment.task_name, problem, allowed, again)
 
     def save_state(self) -> dict[str, NDArray[Any]]:
         """The state as named arrays, see :meth:`Environment.save_state`. Names of robot 0's arrays begin with "0."."""

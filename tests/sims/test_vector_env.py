@@ -90,6 +90,27 @@ def test_diverged_physics_truncates_the_episode(
     assert robots.phase.tolist() == [Phase.FIRST]
 
 
+def test_the_log_names_what_was_not_finite_at_the_first_second_fourth_and_eighth_time(
+    envs: Callable[..., VectorEnvironment], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """In nine episodes, observation 2 is infinite. In one more episode, the reward is too large for float32."""
+    robots = envs([(9, True, False)])
+    name = robots.spec.observations[2].name
+    outcomes = [Outcome(np.array([0, 0, np.inf], np.float32), 1.0, terminated=False, truncated=False)] * 9
+    outcomes.insert(3, Outcome(np.zeros(3, np.float32), 1e39, terminated=False, truncated=False))
+    monkeypatch.setattr(robots._environments[0], "step", lambda _: outcomes.pop(0))
+    for _ in range(20):  # resets alternate with steps
+        robots.step(robots.action)
+    observation, reward = f"observation 2 ({name!r}) is inf", "the reward is 1e+39"
+    rest = "; it must be finite in float32, so the episode is truncated"
+    assert [record.getMessage() for record in caplog.records] == [
+        f"task 'toy:Scripted': {observation}{rest}",
+        f"task 'toy:Scripted': {observation}{rest} (2 times so far)",
+        f"task 'toy:Scripted': {reward}{rest} (4 times so far)",
+        f"task 'toy:Scripted': {observation}{rest} (8 times so far)",
+    ]
+
+
 def test_a_first_observation_that_is_not_finite_is_an_error(
     envs: Callable[..., VectorEnvironment], monkeypatch: pytest.MonkeyPatch
 ) -> None:
