@@ -144,6 +144,22 @@ def test_the_error_for_a_refused_task_names_the_reason_in_one_line(task: str, te
     assert "\n" not in str(refused.value)
 
 
+@pytest.mark.parametrize("error", [ValueError, OSError, KeyError, AssertionError])
+def test_an_exception_while_a_task_is_made_gives_one_line_of_error(
+    monkeypatch: pytest.MonkeyPatch, error: type[Exception]
+) -> None:
+    def fail(_: Asymmetric) -> None:
+        raise error("no\nmotor")
+
+    monkeypatch.setattr(Asymmetric, "__init__", fail)
+    with pytest.raises(ConfigError) as refused:
+        tasks.make("gymnasium:td3_robot_tests/Asymmetric-v0")
+    assert str(refused.value).startswith(
+        f"task 'gymnasium:td3_robot_tests/Asymmetric-v0' cannot be made: {error.__name__}: "
+    )
+    assert "\n" not in str(refused.value)
+
+
 @pytest.mark.skipif(importlib.util.find_spec("pygame") is None, reason="pygame is not installed")
 def test_pictures_have_the_requested_size() -> None:
     task = tasks.make("gymnasium:Pendulum-v1", seed=1)

@@ -145,6 +145,8 @@ def _make(task: str, module: str, identity: str) -> gymnasium.Env[Any, Any]:
         raise ConfigError(f"task {task!r} does not exist: {_one_line(error)}") from None
     except (gymnasium.error.Error, TypeError) as error:
         raise ConfigError(f"task {task!r} cannot be made: {_one_line(error)}") from None
+    except Exception as error:  # the user's code may raise anything
+        raise ConfigError(f"task {task!r} cannot be made: {type(error).__name__}: {_one_line(error)}") from None
 
 
 def _channels(task: str, kind: str, space: spaces.Space[Any]) -> tuple[Channel, ...]:
