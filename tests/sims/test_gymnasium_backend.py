@@ -15,7 +15,7 @@ import pytest
 from gymnasium import spaces
 from td3_robot_sims import tasks
 
-from td3_robot.errors import ConfigError
+from td3_robot.errors import ConfigError, NodeError
 from td3_robot.specs import Channel, RobotSpec
 
 needs_box2d = pytest.mark.skipif(importlib.util.find_spec("Box2D") is None, reason="Box2D is not installed")
@@ -158,6 +158,89 @@ def test_an_exception_while_a_task_is_made_gives_one_line_of_error(
         f"task 'gymnasium:td3_robot_tests/Asymmetric-v0' cannot be made: {error.__name__}: "
     )
     assert "\n" not in str(refused.value)
+
+
+OBSERVATION = np.zeros(2, np.float32)
+
+
+@pytest.mark.parametrize(
+    ("result", "text"),
+    [
+        (OBSERVATION, "reset() returned an array of shape (2,); it must return 2 values: observation, info"),
+        ((OBSERVATION, {}, {}), "reset() returned 3 values; it must return 2 values: observation, info"),
+        ((np.zeros(3), {}), "the observation of reset() has shape (3,); it must be (2,)"),
+        ((0.5, {}), "the observation of reset() has shape (); it must be (2,)"),
+        (
+            ([[1.0], [2.0, 3.0]], {}),
+            "the observation of reset() is [[1.0], [2.0, 3.0]]; it must be numbers of shape (2,)",
+        ),
+    ],
+)
+def test_the_error_says_what_is_wrong_with_the_result_of_reset(
+    monkeypatch: pytest.MonkeyPatch, result: Any, text: str
+) -> None:
+    monkeypatch.setattr(Asymmetric, "reset", lambda *_, **__: result)
+    task = tasks.make("gymnasium:td3_robot_tests/Asymmetric-v0", seed=1)
+    with pytest.raises(NodeError, match=f"^task 'gymnasium:td3_robot_tests/Asymmetric-v0': {re.escape(text)}$"):
+        task.reset()
+    task.close()
+
+
+@pytest.mark.parametrize(
+    ("result", "text"),
+    [
+        (None, "step() returned None; it must return 5 values: observation, reward, terminated, truncated, info"),
+        (
+            (OBSERVATION, 1.0, False, {}),
+            "step() returned 4 values; it must return 5 values: observation, reward, terminated, truncated, info",
+        ),
+        ((np.zeros(1), 1.0, False, False, {}), "the observation of step() has shape (1,); it must be (2,)"),
+        (("left", 1.0, False, False, {}), "the observation of step() is 'left'; it must be numbers of shape (2,)"),
+        ((OBSERVATION, None, False, False, {}), "the field 'reward' of step() is None; it must be a number"),
+        (
+            (OBSERVATION, np.ones(2), False, False, {}),
+            "the field 'reward' of step() is an array of shape (2,); it must be a number",
+        ),
+        (
+            (OBSERVATION, 1.0, np.ones(2), False, {}),
+            "the field 'terminated' of step() is an array of shape (2,); it must be True or False",
+        ),
+        (
+            (OBSERVATION, 1.0, False, np.ones(2), {}),
+            "the field 'truncated' of step() is an array of shape (2,); it must be True or False",
+        ),
+        (
+            (OBSERVATION, 1.0, False, False, None),
+            "the field 'info' of step() is None; it must be a map from names to values",
+        ),
+        (
+            (OBSERVATION, 1.0, False, False, {"reward_far": "low\nvalue"}),
+            "the field info['reward_far'] of step() is 'low\\nvalue'; it must be a number",
+        ),
+        (
+            (OBSERVATION, 1.0, False, False, {"reward_far": [[1.0], [2.0, 3.0]]}),
+            "the field info['reward_far'] of step() is [[1.0], [2.0, 3.0]]; it must be a number",
+        ),
+    ],
+)
+def test_the_error_says_what_is_wrong_with_the_result_of_step(
+    monkeypatch: pytest.MonkeyPatch, result: Any, text: str
+) -> None:
+    monkeypatch.setattr(Asymmetric, "step", lambda *_: result)
+    task = tasks.make("gymnasium:td3_robot_tests/Asymmetric-v0", seed=1)
+    task.reset()
+    with pytest.raises(NodeError, match=f"^task 'gymnasium:td3_robot_tests/Asymmetric-v0': {re.escape(text)}$"):
+        task.step(np.array([0, 2], np.float32))
+    task.close()
+
+
+def test_an_environment_without_spaces_is_refused() -> None:
+    class Bare(gymnasium.Env[Any, Any]): ...
+
+    gymnasium.register("td3_robot_tests/Bare-v0", entry_point=Bare)  # type: ignore[arg-type]
+    for kind, words in (("gymnasium", "has None as actions; supported: "), ("discrete", "has actions None; ")):
+        with pytest.raises(ConfigError, match=words):
+            tasks.make(f"{kind}:td3_robot_tests/Bare-v0")
 
 
 @pytest.mark.skipif(importlib.util.find_spec("pygame") is None, reason="pygame is not installed")

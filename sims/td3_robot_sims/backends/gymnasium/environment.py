@@ -18,6 +18,7 @@ from td3_robot.errors import ConfigError
 from td3_robot.specs import Channel, Float32, RobotSpec
 from td3_robot.util import extras
 from td3_robot_sims.backends.base import Environment
+from td3_robot_sims.backends.gymnasium.results import wrong_result
 
 _DEFAULT_PERIOD = 1 / 50  # s, for tasks that do not declare a rate
 _SUPPORTED = "supported: vectors (a Box) of floats; the limits of actions must be finite"
@@ -53,7 +54,7 @@ class GymnasiumEnvironment(Environment):
         env = _make(task, module, identity)
         try:
             actions = self._action_channels(task, env)
-            observations = _channels(task, "observation", env.observation_space)
+            observations = _channels(task, "observation", getattr(env, "observation_space", None))
             # The robot's name omits the module, so that a policy fits even if another module registers the task.
             spec = _own_spec(task, env, RobotSpec(f"{kind}:{identity}", observations, actions, _period(env)))
         except ConfigError:
@@ -61,11 +62,12 @@ class GymnasiumEnvironment(Environment):
             raise
         limit = env.spec.max_episode_steps if env.spec else None
         super().__init__(spec, limit or 0, seed, randomization)
+        self._shape = (spec.observation_size,)
         # Remove the TimeLimit wrapper, because the base class already applies the time limit.
         self._env = env.env if isinstance(env, TimeLimit) else env
 
     def _action_channels(self, task: str, env: gymnasium.Env[Any, Any]) -> tuple[Channel, ...]:
-        return _channels(task, "action", env.action_space)
+        return _channels(task, "action", getattr(env, "action_space", None))
 
     def _command(self, action: Float32) -> Any:
         """Return the action for the task as a copy, because the task may write into it."""
@@ -73,13 +75,29 @@ class GymnasiumEnvironment(Environment):
 
     def _reset(self) -> Float32:
         self._env.unwrapped.np_random = self.random
-        return np.array(self._env.reset()[0], np.float32)
+        result = self._env.reset()
+        try:
+            given, _ = result
+            observation = np.array(given, np.float32)
+        except Exception:  # the user's values may be anything
+            raise wrong_result(self.task_name, "reset", result, self._shape) from None
+        if observation.shape != self._shape:
+            raise wrong_result(self.task_name, "reset", result, self._shape)
+        return observation
 
     def _step(self, action: Float32) -> tuple[Float32, float, bool, bool]:
-        observation, reward, terminated, truncated, info = self._env.step(self._command(action))
-        terms = {key: value for key, value in info.items() if key.startswith("reward_") and np.ndim(value) == 0}
-        self._terms = {key: float(value) for key, value in terms.items()}
-        return np.array(observation, np.float32), float(reward), bool(terminated), bool(truncated)
+        result = self._env.step(self._command(action))
+        try:
+            given, reward, terminated, truncated, info = result
+            terms = {key: value for key, value in info.items() if key.startswith("reward_") and np.ndim(value) == 0}
+            self._terms = {key: float(value) for key, value in terms.items()}
+            observation = np.array(given, np.float32)
+            outcome = observation, float(reward), bool(terminated), bool(truncated)
+        except Exception:  # the user's values may be anything
+            raise wrong_result(self.task_name, "step", result, self._shape) from None
+        if observation.shape != self._shape:
+            raise wrong_result(self.task_name, "step", result, self._shape)
+        return outcome
 
     def render(self, width: int = 640, height: int = 480) -> NDArray[np.uint8]:
         """Return the task's own picture, scaled by repeating or omitting pixels."""
@@ -111,7 +129,7 @@ class DiscreteEnvironment(GymnasiumEnvironment):
     """
 
     def _action_channels(self, task: str, env: gymnasium.Env[Any, Any]) -> tuple[Channel, ...]:
-        space = env.action_space
+        space = getattr(env, "action_space", None)
         if not isinstance(space, spaces.Discrete):
             raise ConfigError(
                 f"task {task!r} has actions {space}; the backend 'discrete' supports only Discrete actions"
@@ -149,7 +167,7 @@ def _make(task: str, module: str, identity: str) -> gymnasium.Env[Any, Any]:
         raise ConfigError(f"task {task!r} cannot be made: {type(error).__name__}: {_one_line(error)}") from None
 
 
-def _channels(task: str, kind: str, space: spaces.Space[Any]) -> tuple[Channel, ...]:
+def _channels(task: str, kind: str, space: spaces.Space[Any] | None) -> tuple[Channel, ...]:
     vector = isinstance(space, spaces.Box) and len(space.shape) == 1 and np.issubdtype(space.dtype, np.floating)
     if not vector:
         found = "images" if isinstance(space, spaces.Box) and len(space.shape) > 1 else str(space)
