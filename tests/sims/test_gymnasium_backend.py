@@ -234,6 +234,15 @@ def test_the_error_says_what_is_wrong_with_the_result_of_step(
     task.close()
 
 
+@pytest.mark.parametrize("shape", [(2, 2), ()])
+@pytest.mark.parametrize("kind", ["observation", "action"])
+def test_a_space_must_have_one_dimension(monkeypatch: pytest.MonkeyPatch, kind: str, shape: tuple[int, ...]) -> None:
+    monkeypatch.setattr(Asymmetric, f"{kind}_space", spaces.Box(-1, 1, shape, np.float32))
+    words = re.escape(f"has {kind}s of shape {shape}; the shape must have one dimension")
+    with pytest.raises(ConfigError, match=words):
+        tasks.make("gymnasium:td3_robot_tests/Asymmetric-v0")
+
+
 def test_an_environment_without_spaces_is_refused() -> None:
     class Bare(gymnasium.Env[Any, Any]): ...
 

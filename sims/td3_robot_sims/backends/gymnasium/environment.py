@@ -168,11 +168,12 @@ def _make(task: str, module: str, identity: str) -> gymnasium.Env[Any, Any]:
 
 
 def _channels(task: str, kind: str, space: spaces.Space[Any] | None) -> tuple[Channel, ...]:
-    vector = isinstance(space, spaces.Box) and len(space.shape) == 1 and np.issubdtype(space.dtype, np.floating)
-    if not vector:
-        found = "images" if isinstance(space, spaces.Box) and len(space.shape) > 1 else str(space)
-        raise ConfigError(f"task {task!r} has {found} as {kind}s; {_SUPPORTED}")
-    assert isinstance(space, spaces.Box)
+    if isinstance(space, spaces.Box) and len(space.shape) > 1 and space.dtype == np.uint8:
+        raise ConfigError(f"task {task!r} has images as {kind}s; {_SUPPORTED}")
+    if isinstance(space, spaces.Box) and len(space.shape) != 1:
+        raise ConfigError(f"task {task!r} has {kind}s of shape {space.shape}; the shape must have one dimension")
+    if not (isinstance(space, spaces.Box) and np.issubdtype(space.dtype, np.floating)):
+        raise ConfigError(f"task {task!r} has {space} as {kind}s; {_SUPPORTED}")
     low, high = space.low.astype(float).tolist(), space.high.astype(float).tolist()
     if kind == "action" and not all(map(math.isfinite, low + high)):
         raise ConfigError(f"task {task!r} has unbounded actions {space}; {_SUPPORTED}")
