@@ -274,9 +274,27 @@ def test_without_pygame_the_error_names_pygame(monkeypatch: pytest.MonkeyPatch) 
 def test_a_task_that_draws_only_in_a_window_has_no_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Asymmetric, "metadata", {"render_modes": ["human"]})
     monkeypatch.setattr(Asymmetric, "render", lambda _: None)
+    monkeypatch.setattr(Asymmetric, "robot_spec", ROBOT, raising=False)  # the error names the task, not the robot
     task = tasks.make("gymnasium:td3_robot_tests/Asymmetric-v0", seed=1)
     task.reset()
-    with pytest.raises(ConfigError, match="cannot be drawn: its environment has no pictures"):
+    with pytest.raises(ConfigError) as refused:
+        task.render()
+    assert str(refused.value) == (
+        "task 'gymnasium:td3_robot_tests/Asymmetric-v0' cannot be drawn: its environment has no pictures; "
+        "its metadata['render_modes'] must contain 'rgb_array'"
+    )
+    task.close()
+
+
+def test_a_task_whose_render_returns_nothing_has_no_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Asymmetric, "metadata", {"render_modes": ["rgb_array"]})
+    monkeypatch.setattr(
+        Asymmetric, "__init__", lambda self, render_mode=None: setattr(self, "render_mode", render_mode)
+    )
+    monkeypatch.setattr(Asymmetric, "render", lambda _: None)
+    task = tasks.make("gymnasium:td3_robot_tests/Asymmetric-v0", seed=1)
+    task.reset()
+    with pytest.raises(ConfigError, match=r"has no pictures; its render\(\) returned None in the mode 'rgb_array'"):
         task.render()
     task.close()
 

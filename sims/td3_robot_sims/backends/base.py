@@ -230,7 +230,7 @@ class Environment(ABC):
             ConfigError: the task has no pictures.
         """
         del width, height
-        raise ConfigError(f"task {self.spec.name!r} cannot be drawn: its environment has no pictures")
+        raise ConfigError(f"task {self.task_name!r} cannot be drawn: its environment has no pictures")
 
     def close(self) -> None:
         """Free the world; a second call does nothing."""

@@ -104,11 +104,14 @@ class GymnasiumEnvironment(Environment):
         try:
             rendered: Any = self._env.render()
         except gymnasium.error.DependencyNotInstalled as error:
-            raise ConfigError(f"task {self.spec.name!r} cannot be drawn: {_one_line(error)}") from None
+            raise ConfigError(f"task {self.task_name!r} cannot be drawn: {_one_line(error)}") from None
         except NotImplementedError:
             rendered = None
-        if rendered is None:  # the task has no mode rgb_array
-            return super().render(width, height)
+        if rendered is None:
+            text = f"task {self.task_name!r} cannot be drawn: its environment has no pictures"
+            if "rgb_array" in self._env.metadata.get("render_modes", ()):
+                raise ConfigError(f"{text}; its render() returned None in the mode 'rgb_array'")
+            raise ConfigError(f"{text}; its metadata['render_modes'] must contain 'rgb_array'")
         picture = np.asarray(rendered, np.uint8)
         rows = np.arange(height) * picture.shape[0] // height
         columns = np.arange(width) * picture.shape[1] // width
