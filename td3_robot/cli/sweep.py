@@ -18,10 +18,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from td3_robot.config import loading as configuration
+from td3_robot.config.resume import disagreements
+from td3_robot.config.schema import Config
 from td3_robot.errors import EXIT_GOOD, UsageError, exit_code_of
 from td3_robot.runtime import metrics
 from td3_robot.runtime.arguments import Parser, integer
 from td3_robot.runtime.hosts import Running
+from td3_robot.runtime.prepare import with_policy_file
 from td3_robot.runtime.run_folder import RunFolder
 from td3_robot.util.machine import available_cores
 
@@ -35,9 +38,11 @@ _EXAMPLES = """examples:
   td3-robot sweep pendulum --seeds 1,5 --vary network.hidden=[64,64],[256,256] --vary learner.n_step=1,3
 
 To continue a stopped sweep, repeat the command. It skips finished runs.
+A command with another configuration needs another --out.
 """
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _PERIOD = 0.2  # seconds between two checks of the running trainings
+_SHOWN = 3  # differing keys in the error about an existing run
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,10 +63,12 @@ class Training:
 def main(arguments: Sequence[str]) -> int:
     options = _parser().parse_args(arguments)
     trainings = _trainings(options)
-    for training in trainings:
-        if not configuration.load(options.config, _overrides(options, training)).evaluation.every:
-            raise UsageError("evaluation.every is 0, but a sweep compares final evaluations; allowed: from 1")
     out: Path = options.out or Path("runs") / f"{Path(options.config).stem}-sweep"
+    for training in trainings:
+        asked = configuration.load(options.config, _overrides(options, training))
+        if not asked.evaluation.every:
+            raise UsageError("evaluation.every is 0, but a sweep compares final evaluations; allowed: from 1")
+        _check_existing(RunFolder(out / training.name), asked)
     out.mkdir(parents=True, exist_ok=True)
     with contextlib.ExitStack() as stack:
         hosts = None
@@ -136,13 +143,40 @@ def _trainings(options: argparse.Namespace) -> list[Training]:
         if taken.count(key) > 1 or key in ("seed", "total_steps"):
             option = {"seed": "--seeds", "total_steps": "--steps"}.get(key, "one --vary or one --set")
             raise UsageError(f"{key} is set twice, or by the wrong option; allowed: {option}")
-    found = []
+    labels, found = _labels(keys), []
     for values in itertools.product(*(values for _, values in options.vary)):
         for seed in options.seeds:
-            words = [f"{key.rpartition('.')[2]}={value}" for key, value in zip(keys, values, strict=True)]
+            words = [f"{label}={value}" for label, value in zip(labels, values, strict=True)]
             name = re.sub(r"[^\w.=,-]+", "_", "-".join([*words, f"seed{seed}"]))
             found.append(Training(name, seed, dict(zip(keys, values, strict=True))))
     return found
+
+
+def _labels(keys: Sequence[str]) -> list[str]:
+    """Return the last part of each key. If other keys have the same last part, add as many parts as tell them apart."""
+
+    def end(key: str, count: int) -> str:
+        return ".".join(key.split(".")[-count:])
+
+    labels = []
+    for key in keys:
+        count, others = 1, [other for other in keys if other != key]
+        while count <= key.count(".") and end(key, count) in (end(other, count) for other in others):
+            count += 1
+        labels.append(end(key, count))
+    return labels
+
+
+def _check_existing(run: RunFolder, asked: Config) -> None:
+    """Check that a run of an earlier sweep, if there is one, has the configuration that this sweep asks for."""
+    if not run.config_file.exists():
+        return
+    stored = run.trained_with() or configuration.load(run.config_file)
+    changed = disagreements(stored, with_policy_file(asked))
+    if changed:
+        more = [f"other keys that differ: {len(changed) - _SHOWN}"] if len(changed) > _SHOWN else []
+        what = "; ".join([*changed[:_SHOWN], *more])
+        raise UsageError(f"run folder {str(run.path)!r} has another configuration: {what}; name another --out")
 
 
 def _overrides(options: argparse.Namespace, training: Training) -> list[str]:

@@ -1,4 +1,8 @@
-"""Checks the keys that a resume changes: the user must have set each of these keys, and none of them may be fixed."""
+"""Compares the configuration of a run with another configuration.
+
+A resume may change keys. The user must have set each of these keys, and none of them may be fixed. A sweep changes no
+key of an existing run.
+"""
 
 from __future__ import annotations
 
@@ -35,6 +39,8 @@ FIXED = {
     "learner.start_from": "the run's actor started with the old setting",
 }
 """Keys that cannot change at a resume, each with the reason."""
+OF_THE_MACHINE = ("learner.device", "learner.threads", "learner.threads_in", "learner.compile", "cluster", "endpoints")
+"""Keys that only fit a run to its machine. The name of a section means all its keys."""
 FIXED_IN_LOCKSTEP = {
     "simulators": "each simulator continues from its saved state",
     "robots": "each simulator continues from its saved state",
@@ -45,6 +51,19 @@ def differences(before: Config, after: Config) -> dict[str, tuple[Any, Any]]:
     """Return the full names of the keys whose values differ, each with its old and new value."""
     old, new = flat(msgspec.to_builtins(before)), flat(msgspec.to_builtins(after))
     return {key: (old.get(key), new.get(key)) for key in {**old, **new} if old.get(key) != new.get(key)}
+
+
+def disagreements(stored: Config, asked: Config) -> list[str]:
+    """Return the keys for which a run is not what a command asks for, each as ``key is A in the run, B now``.
+
+    Keys of the machine do not count. If the command asks for the precision ``auto``, every precision agrees, because a
+    run stores the chosen precision instead of ``auto``.
+    """
+    return [
+        f"{key} is {_text(old)} in the run, {_text(new)} now"
+        for key, (old, new) in differences(stored, asked).items()
+        if (key, new) != ("learner.precision", "auto") and not _among(key, OF_THE_MACHINE)
+    ]
 
 
 def accepted(before: Config, after: Config, declared: Collection[str]) -> list[str]:
@@ -67,7 +86,7 @@ def accepted(before: Config, after: Config, declared: Collection[str]) -> list[s
             raise UsageError(
                 f"{key} is {_text(old)} in the run and cannot become {_text(new)}: {fixed[key]}; start a new run"
             )
-    undeclared = [key for key in changed if not any(key == name or key.startswith(f"{name}.") for name in declared)]
+    undeclared = [key for key in changed if not _among(key, declared)]
     if undeclared:
         values = [(key, *map(_text, changed[key])) for key in undeclared]
         raise UsageError(
@@ -77,6 +96,11 @@ def accepted(before: Config, after: Config, declared: Collection[str]) -> list[s
             "in Python, use overrides"
         )
     return [f"{key}: {_text(old)} → {_text(new)}" for key, (old, new) in changed.items()]
+
+
+def _among(key: str, names: Collection[str]) -> bool:
+    """Whether a key has one of the names, or belongs to a section that has one of the names."""
+    return any(key == name or key.startswith(f"{name}.") for name in names)
 
 
 def _text(value: Any) -> str:

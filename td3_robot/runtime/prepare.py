@@ -80,17 +80,28 @@ def new_run(
     path = out or Path("runs") / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}"
     RunFolder(path).check_new()
     _check(wanted)
+    wanted = with_policy_file(wanted)
     if start := wanted.learner.start_from:
-        try:
-            policy = find_policy(start)
-        except BundleError as error:
-            raise BundleError(f"learner.start_from: {error}") from None
-        warm_start.check(Bundle.load(policy), _tasks().spec(wanted.task), wanted.network.hidden, wanted.learner)
-        wanted = replace(wanted, learner=replace(wanted.learner, start_from=str(policy)))
+        warm_start.check(Bundle.load(Path(start)), _tasks().spec(wanted.task), wanted.network.hidden, wanted.learner)
     config, device_memory, notices = resolve(wanted, partial(_sizes, wanted.task), cluster=cluster)
     # On a cluster, the learner checks its host itself.
     notices += [] if cluster else _announce(config, path, device_memory)
     return Prepared(RunFolder.create(path, config), config, notices)
+
+
+def with_policy_file(config: Config) -> Config:
+    """Return the configuration with the path of a policy file in ``learner.start_from``.
+
+    Raises:
+        BundleError: ``learner.start_from`` names no policy.
+    """
+    if not config.learner.start_from:
+        return config
+    try:
+        policy = find_policy(config.learner.start_from)
+    except BundleError as error:
+        raise BundleError(f"learner.start_from: {error}") from None
+    return replace(config, learner=replace(config.learner, start_from=str(policy)))
 
 
 def _tasks() -> Any:

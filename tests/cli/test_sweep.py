@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import csv
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,9 @@ import pytest
 
 from td3_robot.cli import sweep
 from td3_robot.cli.main import main
+from td3_robot.config import loading as configuration
+from td3_robot.runtime.prepare import with_policy_file
+from td3_robot.runtime.run_folder import RunFolder
 from tests.conftest import Command
 
 
@@ -63,6 +67,115 @@ def test_each_mistake_is_named_before_a_run_begins(
     assert words in error
     assert error.count("\n") == 1
     assert not any(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("keys", "words"),
+    [
+        (["learner.n_step", "learner.batch_size"], "n_step=1-batch_size=1-seed0"),
+        (["exploration.noise", "network.hidden", "a.noise"], "exploration.noise=1-hidden=1-a.noise=1-seed0"),
+        (
+            ["randomization.sensor_noise.all", "randomization.sensor_bias.all"],
+            "sensor_noise.all=1-sensor_bias.all=1-seed0",
+        ),
+        (["policy", "learner.policy"], "policy=1-learner.policy=1-seed0"),
+    ],
+)
+def test_the_name_of_a_run_tells_its_keys_apart(keys: list[str], words: str) -> None:
+    options = argparse.Namespace(vary=[(key, ["1"]) for key in keys], overrides=[], seeds=[0])
+    assert [training.name for training in sweep._trainings(options)] == [words]
+
+
+def finish(run: Path, *overrides: str) -> None:
+    """Make the folder of a finished run of Pendulum. The final evaluation has a mean return of -5."""
+    folder = RunFolder.create(run, configuration.load("pendulum", ["total_steps=2000", *overrides]))
+    record = {"kind": "evaluation", "env_steps": 2000, "updates": 1, "eval_return_mean": -5.0, "eval_return_std": 0.0}
+    folder.metrics_file.write_text(json.dumps({**record, "final": True}) + "\n")
+
+
+COMMAND = ["sweep", "pendulum", "--vary", "learner.batch_size=32,64", "--steps", "2000", "--out", "s"]
+
+
+def test_finished_runs_are_not_trained_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The configuration asks for the precision ``auto`` in both commands. The runs have stored their choice."""
+    monkeypatch.chdir(tmp_path)
+    for size, precision in ((32, "fp32"), (64, "bf16")):
+        finish(tmp_path / f"s/batch_size={size}-seed0", f"learner.batch_size={size}", f"learner.precision={precision}")
+    assert main([*COMMAND, "--set", "learner.precision=auto"]) == 0
+    assert capsys.readouterr().out.startswith("2 of 2 runs are finished already\n")
+    assert (tmp_path / "s" / "sweep.csv").exists()
+
+
+@pytest.mark.parametrize("cluster", [[], ["--cluster", "auto"]])
+@pytest.mark.parametrize(
+    ("changed", "words"),
+    [
+        (["--steps", "3000"], "total_steps is 2000 in the run, 3000 now"),
+        (["--set", "learner.learning_rate=0.5"], "learner.learning_rate is 0.001 in the run, 0.5 now"),
+        (
+            [
+                "--set",
+                "robots=2",
+                "--set",
+                "simulators=2",
+                "--set",
+                "exploration.noise=0.5",
+                "--set",
+                "policy.frozen=true",
+            ],
+            "simulators is 1 in the run, 2 now; robots is 1 in the run, 2 now; exploration.noise is 0.1 in the run, "
+            "0.5 now; other keys that differ: 1",
+        ),
+    ],
+)
+def test_a_sweep_refuses_runs_with_another_configuration_before_it_trains(
+    changed: list[str],
+    cluster: list[str],
+    words: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """The second run is finished. The first run has no folder yet, and the sweep does not begin it."""
+    monkeypatch.chdir(tmp_path)
+    finish(tmp_path / "s/batch_size=64-seed0", "learner.batch_size=64")
+    assert main([*COMMAND, *changed, *cluster]) == 2
+    text = f"run folder 's/batch_size=64-seed0' has another configuration: {words}; name another --out"
+    assert capsys.readouterr().err == f"td3-robot sweep: {text}\n"
+    assert [path.name for path in (tmp_path / "s").iterdir()] == ["batch_size=64-seed0"]
+
+
+def test_a_sweep_refuses_the_runs_of_another_configuration_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    finish(tmp_path / "s/batch_size=32-seed0", "learner.batch_size=32")
+    assert main(["sweep", "walker2d", *COMMAND[2:], "--set", "learner.learning_starts=100"]) == 2
+    error = capsys.readouterr().err
+    assert 'task is "gymnasium:Pendulum-v1" in the run, "Walker2D" now; ' in error
+    assert error.endswith("; name another --out\n")
+    assert error.count("\n") == 1
+
+
+def test_a_sweep_compares_with_the_newest_training_of_an_unfinished_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    config = configuration.load("pendulum", ["total_steps=2000", "learner.batch_size=32"])
+    run = RunFolder.create(tmp_path / "s/batch_size=32-seed0", config)
+    run.write_run(config=configuration.load("pendulum", ["total_steps=2000", "learner.batch_size=48"]).to_yaml())
+    assert main(COMMAND) == 2
+    assert "learner.batch_size is 48 in the run, 32 now" in capsys.readouterr().err
+
+
+def test_the_file_of_a_shipped_policy_agrees_with_its_name(tmp_path: Path) -> None:
+    overrides = ["task=Walker2D", "learner.start_from=walker2d", "learner.critics_first=9"]
+    asked = configuration.load("pendulum", overrides)
+    run = RunFolder.create(tmp_path / "run", with_policy_file(asked))
+    assert run.config().learner.start_from != "walker2d"
+    sweep._check_existing(run, asked)
 
 
 @pytest.mark.slow

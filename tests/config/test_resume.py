@@ -83,3 +83,23 @@ def test_lockstep_resumes_only_with_the_same_number_of_robots_and_simulators() -
     for key in ("robots", "simulators"):
         with pytest.raises(UsageError, match=f"{key} is 1 in the run and cannot become 2"):
             changes.accepted(lockstep, config("timing=lockstep", f"{key}=2"), {key})
+
+
+def test_a_run_that_is_not_what_a_command_asks_for_is_described() -> None:
+    asked = config("learner.batch_size=128", "learner.precision=bf16")
+    assert changes.disagreements(Config(), asked) == [
+        "learner.batch_size is 256 in the run, 128 now",
+        'learner.precision is "fp32" in the run, "bf16" now',
+    ]
+    assert changes.disagreements(asked, asked) == []
+
+
+@pytest.mark.parametrize(
+    "override",
+    [
+        *("learner.precision=auto", "learner.threads=auto", "learner.device=auto"),
+        *("learner.threads=2", "learner.compile=true", "cluster.wait_s=5", "endpoints.policy=ipc:///tmp/p"),
+    ],
+)
+def test_keys_that_only_describe_the_machine_make_no_other_run(override: str) -> None:
+    assert changes.disagreements(Config(), config(override)) == []
