@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from td3_robot.config.loading import keys_of
 from td3_robot.errors import EXIT_GOOD, BundleError, ConfigError
 from td3_robot.messages import Status
 from td3_robot.policies import Policy, load_policy
@@ -169,7 +170,8 @@ def train(
         seed: seed of all random streams, at least 0; None for the seed of ``config``.
         out: the new run folder; None for ``runs/NAME-DATE-TIME`` in the current folder, where NAME is
             the name of the configuration or the task.
-        overrides: configuration keys and their values, for example ``{"learner.batch_size": 128}``.
+        overrides: configuration keys and their values, for example ``{"learner.batch_size": 128}``. A dict for a
+            section changes only the keys in the dict, for example ``{"learner": {"batch_size": 128}}``.
         callback: called about twice a second with a :class:`TrainingProgress`. If it returns False, the training stops
             and saves a checkpoint. If it raises an exception, the processes stop, and ``train`` raises this exception.
         progress: whether to print the progress to ``sys.stderr``.
@@ -259,6 +261,9 @@ def _settings(overrides: Mapping[str, Any] | None, **named: str | int | None) ->
     if twice := given.keys() & settings.keys():
         raise ValueError(f"{min(twice)} is given twice: as an argument and in overrides")
     lines = [f"{key}={_as_json(key, value)}" for key, value in {**settings, **given}.items()]
+    keys = [key for line in lines for key in keys_of(line)]
+    if repeated := next((key for key in keys if keys.count(key) > 1), None):
+        raise ValueError(f"{repeated} is given twice in overrides")
     return lines, {**dict.fromkeys(settings, "overrides"), **{key: key for key in given}}
 
 

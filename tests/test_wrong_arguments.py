@@ -82,6 +82,11 @@ def test_predict_refuses_wrong_observations(observation: Any, text: str) -> None
         ({"overrides": {"network.hidden": {3}}}, TypeError, "a value of overrides is {3}, of type set; allowed: "),
         ({"overrides": {"learner.batchsize": 3}}, ConfigError, "unknown key 'learner.batchsize'; did you mean"),
         ({"seed": 1, "overrides": {"seed": 2}}, ValueError, "seed is given twice: as an argument and in overrides"),
+        (
+            {"overrides": {"learner.batch_size": 8, "learner": {"batch_size": 9}}},
+            ValueError,
+            "learner.batch_size is given twice in overrides",
+        ),
         ({"callback": 3}, TypeError, "callback is 3, of type int; allowed: a function of one TrainingProgress"),
     ],
 )

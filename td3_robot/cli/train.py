@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from td3_robot.config.loading import keys_of
 from td3_robot.config.reference import all_keys
 from td3_robot.errors import EXIT_GOOD, RunFolderError, UsageError
 from td3_robot.runtime.arguments import Parser, integer, open_run, real, suggest
@@ -177,8 +178,7 @@ def _settings(options: argparse.Namespace) -> tuple[list[str], dict[str, str]]:
     The map lacks the keys that ``--set`` sets.
     """
     flags = {key: flag for key, flag in _FLAGS.items() if getattr(options, key) is not None}
-    for override in options.set:
-        key = override.partition("=")[0]
+    for key in (key for override in options.set for key in keys_of(override)):
         if key in flags:
             raise UsageError(f"{flags[key]} and --set {key} set the same key; give one of them")
     return [*options.set, *(f"{key}={json.dumps(getattr(options, key))}" for key in flags)], flags

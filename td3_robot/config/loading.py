@@ -55,7 +55,8 @@ def parse(
 
     Args:
         content: nested maps, as read from YAML.
-        overrides: each as ``KEY=VALUE``, for example ``learner.batch_size=128``.
+        overrides: each as ``KEY=VALUE``, for example ``learner.batch_size=128``. A map for a section changes only the
+            keys in the map, for example ``learner={batch_size: 128}``.
         source: name of the input in errors and warnings. An error about an overridden key does not contain this name.
             It contains the override, or the option that ``flags`` gives for the key.
         flags: maps the full name of an overridden key to the command-line option that set this key. For all other
@@ -89,6 +90,28 @@ def parse(
         raise ConfigError(text if text.startswith(f"{culprits} is ") else f"{culprits}: {text}") from None
 
 
+def keys_of(override: str) -> list[str]:
+    """Return the full names of the keys that an override sets. A map for a section sets the keys in the map.
+
+    If the value is not YAML, return the key of the override.
+    """
+    key, _, text = override.partition("=")
+    with contextlib.suppress(ConfigError):
+        return _keys(key, _yaml(text, key))
+    return [key]
+
+
+def _keys(key: str, value: Any) -> list[str]:
+    if isinstance(value, dict) and _is_section(_kind(key)):
+        return [inner for name, item in value.items() for inner in _keys(f"{key}.{name}", item)]
+    return [_full_name(key, value)]
+
+
+def _full_name(key: str, value: Any) -> str:
+    """Return the full name of a key. ``record=true`` sets the key ``record.enabled``."""
+    return "record.enabled" if key == "record" and isinstance(value, bool) else key
+
+
 def _culprits(text: str, overrides: Sequence[str], flags: Mapping[str, str]) -> str:
     """Return the options that set the keys in the error text, or an empty text if no override set such a key."""
     keys = {override.partition("=")[0]: override for override in overrides}
@@ -109,14 +132,28 @@ def _replace_launch_a2c(tree: dict[str, Any], source: str) -> None:
 
 
 def _put(tree: dict[str, Any], key: str, value: Any, source: str) -> None:
-    """Set a key by its full name."""
+    """Set a key by its full name. If the key is a section, a map changes only the keys in the map."""
     section, _, _ = key.rpartition(".")
     *path, last = key.split(".")
     for part in path:
         tree = tree.setdefault(part, {})
         if not isinstance(tree, dict):
             raise ConfigError(f"{source}: {section!r} is a value, not a section")
-    tree[last] = value
+    kind = _kind(key)
+    if isinstance(value, dict) and isinstance(tree.get(last), dict) and _is_section(kind):
+        _merge(tree[last], value, kind)
+    else:
+        tree[last] = value
+
+
+def _merge(old: dict[str, Any], new: Mapping[str, Any], section: type[Section]) -> None:
+    """Put the keys of a map into a section and its inner sections. A map that is a value replaces the old value."""
+    kinds = get_type_hints(section)
+    for name, value in new.items():
+        if isinstance(value, dict) and isinstance(old.get(name), dict) and _is_section(kinds.get(name)):
+            _merge(old[name], value, kinds[name])
+        else:
+            old[name] = value
 
 
 def _override(tree: dict[str, Any], override: str, flags: Mapping[str, str]) -> None:
@@ -125,7 +162,7 @@ def _override(tree: dict[str, Any], override: str, flags: Mapping[str, str]) -> 
     if not equals or not key:
         raise ConfigError(f"{source}: expected KEY=VALUE, for example learner.batch_size=128")
     value = _yaml(text, f"{source}: the value")
-    _put(tree, "record.enabled" if key == "record" and isinstance(value, bool) else key, value, source)
+    _put(tree, _full_name(key, value), value, source)
 
 
 def _yaml(text: str, where: str) -> Any:
@@ -188,6 +225,14 @@ def _unknown(key: str, section: type[Section], name: str) -> str:
     alike = similar(key, known) or [others[other] for other in similar(key, others, alike=0.7)]
     hint = f"did you mean {alike[0]!r}?" if alike else f"known keys: {', '.join(known)}"
     return f"unknown key {f'{name}.{key}'.lstrip('.')!r}; {hint}"
+
+
+def _kind(key: str) -> Any:
+    """Return the type of a key, which may be a section; None if there is no such key."""
+    kind: Any = Config
+    for part in key.split("."):
+        kind = get_type_hints(kind).get(part) if _is_section(kind) else None
+    return kind
 
 
 def _is_section(kind: Any) -> bool:

@@ -154,7 +154,7 @@ def resumed_run(
             _check_steps(run, int(text), what)
     before = run.trained_with() or run.config()
     wanted = configuration.load(source or run.config_file, overrides, flags)
-    declared = {override.partition("=")[0] for override in overrides}
+    declared = {key for override in overrides for key in configuration.keys_of(override)}
     if cluster:
         wanted = _on_cluster(wanted, run)
         declared |= {"simulators"}

@@ -193,6 +193,10 @@ def test_a_folder_without_permission_gives_exit_code_2(fail: Callable[[str], tup
             "td3-robot train: --set learner.batch_size=0: learner.batch_size is 0; it must be a whole number >= 1",
         ),
         (
+            'train walker2d --offline 9 --set learner={"offline_updates":8}',
+            "td3-robot train: --offline and --set learner.offline_updates set the same key; give one of them",
+        ),
+        (
             "train walker2d --set learner.bach_size=3",
             "td3-robot train: --set learner.bach_size=3: unknown key 'learner.bach_size'; did you mean",
         ),

@@ -52,6 +52,7 @@ def test_variations_are_read(text: str, expected: tuple[str, list[str]]) -> None
         (["--vary", "learner.n_step=1,1"], "with different values"),
         (["--vary", "seed=1,2"], "seed is set twice, or by the wrong option; allowed: --seeds"),
         (["--vary", "learner.n_step=1,2", "--set", "learner.n_step=3"], "learner.n_step is set twice"),
+        (["--vary", "learner.n_step=1,2", "--set", "learner={n_step: 3}"], "learner.n_step is set twice"),
         (["--vary", "learner.nstep=1,2"], "unknown key 'learner.nstep'"),
         (["--vary", "evaluation.every=100,0"], "evaluation.every is 0, but a sweep compares final evaluations"),
         (["--at-once", "0"], "--at-once is 0; allowed: whole numbers from 1"),

@@ -76,6 +76,60 @@ def test_an_override_gets_the_type_of_its_key() -> None:
     assert config.timing == "lockstep"
 
 
+def test_a_map_for_a_section_changes_only_the_keys_in_the_map() -> None:
+    """A section can be inside a section. If the section has only its default values, the map adds keys to it."""
+    content = {
+        "learner": {"learning_rate": 0.5, "discount": 0.9},
+        "randomization": {"mass": [1, 2], "push": {"force": [3, 4], "interval": [5, 6]}},
+    }
+    overrides = [
+        "learner={batch_size: 32, discount: 0.8}",
+        "randomization={tilt: [0, 1], push: {force: [0, 1]}, sensor_bias: {all: [0, 2]}}",
+        "safety={hang_ms: 5}",
+    ]
+    config = configuration.parse(content, overrides)
+    learner, randomization = config.learner, config.randomization
+    assert (learner.learning_rate, learner.discount, learner.batch_size) == (0.5, 0.8, 32)
+    assert (randomization.mass, randomization.tilt, randomization.sensor_bias.all) == ((1, 2), (0, 1), (0, 2))
+    assert (randomization.push.force, randomization.push.interval) == ((0, 1), (5, 6))
+    assert config.safety.hang_ms == 5
+    assert configuration.parse({"record": True}, ["record={ring_s: 9}"]).record.enabled
+
+
+def test_a_map_that_is_a_value_replaces_the_value() -> None:
+    """The keys of these maps are names that the user chooses."""
+    content = {"safety": {"limits": {"left": [0, 1]}, "hang_ms": 5}, "cluster": {"addresses": {"a": "b"}}}
+    for override in ("safety.limits={right: [2, 3]}", "safety={limits: {right: [2, 3]}}"):
+        safety = configuration.parse(content, [override]).safety
+        assert (safety.limits, safety.hang_ms) == ({"right": (2, 3)}, 5)
+    assert configuration.parse(content, ["cluster={addresses: {c: d}}"]).cluster.addresses == {"c": "d"}
+
+
+def test_an_error_in_a_map_for_a_section_names_the_override() -> None:
+    with pytest.raises(
+        ConfigError, match=r"^--set learner=\{batchsize: 3\}: unknown key 'learner\.batchsize'; did you"
+    ):
+        configuration.parse({"learner": {"threads": 2}}, ["learner={batchsize: 3}"])
+    with pytest.raises(ConfigError, match=r"learner is 5; it must be a map of keys"):
+        configuration.parse({"learner": {"threads": 2}}, ["learner=5"])
+
+
+@pytest.mark.parametrize(
+    ("override", "keys"),
+    [
+        ("learner.batch_size=3", ["learner.batch_size"]),
+        ("learner={batch_size: 3, threads: 2}", ["learner.batch_size", "learner.threads"]),
+        ("randomization={push: {force: [1, 2]}, tilt: null}", ["randomization.push.force", "randomization.tilt"]),
+        ("safety.limits={left: [0, 1]}", ["safety.limits"]),
+        ("record=true", ["record.enabled"]),
+        ("bogus={a: 1}", ["bogus"]),
+        ("learner={", ["learner"]),
+    ],
+)
+def test_an_override_sets_these_keys(override: str, keys: list[str]) -> None:
+    assert configuration.keys_of(override) == keys
+
+
 def test_numbers_with_exponents_are_read_as_in_json(tmp_path: Path) -> None:
     file = tmp_path / "a.yaml"
     file.write_text("{total_steps: 1E+5, learner: {learning_rate: 1e-3, discount: 98e-2}, robots: 2.0}")
