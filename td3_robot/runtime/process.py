@@ -18,7 +18,7 @@ from typing import Any
 from td3_robot.config.realtime import RealtimeConfig
 from td3_robot.config.schema import Config
 from td3_robot.core_types import Farewell
-from td3_robot.errors import EXIT_GOOD, ConfigError, RunFolderError, Td3RobotError, exit_code_of
+from td3_robot.errors import EXIT_GOOD, EXIT_USAGE, ConfigError, RunFolderError, Td3RobotError, exit_code_of
 from td3_robot.runtime import logs, realtime
 from td3_robot.runtime.arguments import check_name, run_or_config
 from td3_robot.runtime.node import Figures, Node
@@ -29,6 +29,7 @@ from td3_robot.transport.bus import Bus
 from td3_robot.transport.endpoints import is_tcp
 from td3_robot.transport.keys import open_keys
 from td3_robot.transport.link import ClientLink
+from td3_robot.util.extras import missing
 from td3_robot.util.output import STANDARD_OUTPUT
 
 log = logging.getLogger(__name__)
@@ -73,9 +74,14 @@ def run_node(role: str, arguments: argparse.Namespace, body: Callable[[Node], No
         full = error.errno in (errno.ENOSPC, errno.EDQUOT) and error.filename != STANDARD_OUTPUT
         logs.last_words(f"{who}: {what}{_advice_for_full_disk(role, folder) if full else ''}")
         return 1
-    except Exception as error:  # a bug: the recorder still gets all messages, so that a replay reproduces the bug
+    except Exception as error:
+        if isinstance(error, ModuleNotFoundError) and (advice := missing(error)):
+            _report_failure(node, advice)
+            bus.close(advice)
+            logs.last_words(f"{who}: {advice}")
+            return EXIT_USAGE
         _report_failure(node, f"{type(error).__name__}: {error}")
-        bus.close("crashed", in_order=False)
+        bus.close("crashed", in_order=False)  # a bug: the recorder gets all messages, so that a replay reproduces it
         logs.last_words(traceback.format_exc().rstrip())
         return 1
     except BaseException:

@@ -1,0 +1,47 @@
+"""A node as a process: the exit code and the last words of a node that fails."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+import pytest
+
+from td3_robot.runtime import process
+from td3_robot.runtime.node import Node
+
+
+@pytest.mark.parametrize("prog", [{"prog": "td3-robot monitor"}, {}])
+@pytest.mark.parametrize(
+    ("module", "code", "last"),
+    [
+        (
+            "foxglove.schemas",
+            2,
+            "{who}: needs foxglove.schemas, which is not installed; pip install 'td3-robot[foxglove]'",
+        ),
+        ("my_own_module", 1, "ModuleNotFoundError: No module named 'my_own_module'"),
+    ],
+)
+def test_a_missing_package_of_an_extra_is_an_error_of_one_line(
+    module: str,
+    code: int,
+    last: str,
+    prog: dict[str, str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """A module that belongs to no extra is a bug, so the node prints the traceback."""
+    monkeypatch.setattr(process, "_catch_signals", lambda _: None)  # pytest handles the signals
+    file = tmp_path / "robot.yaml"
+    file.write_text(f"endpoints: {{policy: 'ipc://{tmp_path}/policy'}}")
+
+    def fail(_: Node) -> None:
+        raise ModuleNotFoundError(f"No module named {module!r}", name=module)
+
+    options = argparse.Namespace(run=None, config=str(file), name="monitor", incarnation=1, **prog)
+    assert process.run_node("monitor", options, fail) == code
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[-1] == last.format(who=prog.get("prog", "monitor"))
+    assert len(lines) == 1 or code == 1
