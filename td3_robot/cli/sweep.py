@@ -43,6 +43,7 @@ A command with another configuration needs another --out.
 """
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _PERIOD = 0.2  # seconds between two checks of the running trainings
+_MOST_SEEDS = 1000
 _SHOWN = 3  # differing keys in the error about an existing run
 
 
@@ -122,10 +123,17 @@ def seeds(text: str) -> list[int]:
     """Read ``0..9`` or ``1,5,7``."""
     first, dots, last = text.partition("..")
     with contextlib.suppress(ValueError):
-        found = list(range(int(first), int(last) + 1)) if dots else [int(part) for part in text.split(",")]
-        if found and len(set(found)) == len(found) and all(0 <= seed < 2**32 for seed in found):
-            return found
-    raise argparse.ArgumentTypeError(f"is {text!r}; allowed: FIRST..LAST, or different whole numbers such as 1,5,7")
+        found = range(int(first), int(last) + 1) if dots else [int(part) for part in text.split(",")]
+        # A slice, because the length of a long range is an OverflowError.
+        if (
+            0 < len(found[: _MOST_SEEDS + 1]) <= _MOST_SEEDS
+            and len(set(found)) == len(found)
+            and all(0 <= seed < 2**32 for seed in found)
+        ):
+            return list(found)
+    raise argparse.ArgumentTypeError(
+        f"is {text[:80]!r}; allowed: FIRST..LAST, or different whole numbers such as 1,5,7; at most {_MOST_SEEDS:,} seeds"
+    )
 
 
 def variation(text: str) -> tuple[str, list[str]]:

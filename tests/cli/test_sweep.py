@@ -26,6 +26,13 @@ def test_seeds_are_read(text: str, expected: list[int]) -> None:
     assert sweep.seeds(text) == expected
 
 
+def test_a_sweep_has_at_most_1000_seeds() -> None:
+    assert len(sweep.seeds("0..999")) == 1000
+    for text in ("0..1000", "0..99999999999", f"0..{10**30}", ",".join(map(str, range(1001)))):
+        with pytest.raises(argparse.ArgumentTypeError, match=r"; at most 1,000 seeds$"):
+            sweep.seeds(text)
+
+
 @pytest.mark.parametrize("text", ["", "3..1", "1,1", "a", "1..b", "-1", "1,,2", "4294967296"])  # the last is 2**32
 def test_wrong_seeds_are_refused(text: str) -> None:
     with pytest.raises(argparse.ArgumentTypeError, match=r"allowed: FIRST\.\.LAST"):
