@@ -193,8 +193,8 @@ def open_recording(*files: str | Path) -> Recording:
         files: one MCAP file, or all parts of one recording in any order.
 
     Raises:
-        SessionError: a file cannot be read, is not a recording, has another protocol version, or is damaged.
-            ``td3-robot recover`` copies the intact data of a damaged file.
+        SessionError: a file cannot be read, is not a recording, has another protocol version, or is damaged; or the
+            files come from different recordings. ``td3-robot recover`` copies the intact data of a damaged file.
         ValueError: no file is given, or a file is given twice.
         ModuleNotFoundError: a package is not installed. The error names the extra that installs it.
     """

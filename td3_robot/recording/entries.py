@@ -93,5 +93,5 @@ class Facts:
 
 
 def printable(text: str) -> str:
-    """Text from a file or a peer, as one line. Control characters are escaped, because they could control the terminal."""
+    """Text from a file or a peer, as one line. Control characters are escaped: they could control the terminal."""
     return text if text.isprintable() else repr(text)
