@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import importlib
+import os
+import subprocess
+import sys
 from collections.abc import Mapping
 from itertools import groupby
+from pathlib import Path
 
 import pytest
 
@@ -54,3 +58,24 @@ def test_an_unknown_or_missing_name_is_a_usage_error_of_one_line(
 ) -> None:
     assert main(words) == EXIT_USAGE
     assert capsys.readouterr().err == f"{text}\n"
+
+
+@pytest.mark.parametrize("package", ["numpy", "msgspec", "zmq"])
+@pytest.mark.parametrize("words", [["train", "pendulum"], ["record", "out.mcap", "--config", "robot.yaml"]])
+def test_ctrl_c_while_a_command_loads_its_modules_ends_without_a_traceback(
+    words: list[str], package: str, tmp_path: Path
+) -> None:
+    """A module with the name of a package stands for the moment of Ctrl-C: it sends SIGINT to its process."""
+    interrupting = tmp_path / "interrupting"
+    interrupting.mkdir()
+    (interrupting / f"{package}.py").write_text("import os, signal\nos.kill(os.getpid(), signal.SIGINT)\n")
+    paths = os.pathsep.join([str(interrupting), *filter(None, [os.environ.get("PYTHONPATH")])])
+    done = subprocess.run(
+        [sys.executable, "-m", "td3_robot", *words],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": paths},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
