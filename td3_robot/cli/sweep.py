@@ -23,7 +23,7 @@ from td3_robot.config.resume import disagreements
 from td3_robot.config.schema import Config
 from td3_robot.errors import EXIT_GOOD, UsageError, exit_code_of
 from td3_robot.runtime import metrics
-from td3_robot.runtime.arguments import Parser, integer
+from td3_robot.runtime.arguments import Parser, integer, make_folder
 from td3_robot.runtime.hosts import Running
 from td3_robot.runtime.prepare import with_policy_file
 from td3_robot.runtime.run_folder import RunFolder
@@ -67,11 +67,11 @@ def main(arguments: Sequence[str]) -> int:
     trainings = _trainings(options)
     out: Path = options.out or Path("runs") / f"{Path(options.config).stem}-sweep"
     for training in trainings:
-        asked = configuration.load(options.config, _overrides(options, training))
+        asked = configuration.load(options.config, _overrides(options, training), _flags(training))
         if not asked.evaluation.every:
             raise UsageError("evaluation.every is 0, but a sweep compares final evaluations; allowed: from 1")
         _check_existing(RunFolder(out / training.name), asked)
-    out.mkdir(parents=True, exist_ok=True)
+    make_folder("--out", out)
     with contextlib.ExitStack() as stack:
         hosts = None
         if options.cluster:
@@ -194,6 +194,12 @@ def _overrides(options: argparse.Namespace, training: Training) -> list[str]:
     steps = [f"total_steps={options.steps}"] if options.steps else []
     values = [f"{key}={value}" for key, value in training.values.items()]
     return [*options.overrides, *values, f"seed={training.seed}", *steps]
+
+
+def _flags(training: Training) -> dict[str, str]:
+    """Map the overridden keys to the options that set them, except ``--set``."""
+    varied = {key: f"--vary {key}={value}" for key, value in training.values.items()}
+    return {**varied, "seed": "--seeds", "total_steps": "--steps"}
 
 
 def _train_all(trainings: Sequence[Training], options: argparse.Namespace, out: Path, hosts: SweepHosts | None) -> bool:

@@ -201,7 +201,8 @@ def _readable(text: str, tree: Mapping[str, Any]) -> str:
     if lacking := re.match("Object missing required field `(.*)`", reason):
         return f"{name} has no {lacking[1]!r}, which is required"
     if reason.startswith("Expected `object`") and _is_section(kind):
-        return f"{name} is {value!r}; it must be a map of keys"
+        short = "true, false or " if name == "record" else ""
+        return f"{name} is {value!r}; it must be {short}a map of keys"
     if _is_section(kind):
         return reason  # the error of the section's own check already contains the key
     literals = [part for part in (kind, *get_args(kind)) if get_origin(part) is Literal]  # ``kind`` may be a union

@@ -25,7 +25,7 @@ from td3_robot.recording.poses import read_links
 from td3_robot.recording.reader import Session
 from td3_robot.recording.values import Names, names_of
 from td3_robot.recording.values import rows as by_robot
-from td3_robot.runtime.arguments import Parser
+from td3_robot.runtime.arguments import Parser, make_folder
 from td3_robot.runtime.progress import Working
 from td3_robot.util import files
 
@@ -291,7 +291,7 @@ def _make_room(targets: Sequence[Path], options: argparse.Namespace) -> None:
     """Make the folder of ``--out``, and remove existing targets.
 
     Raises:
-        UsageError: a target exists and ``--force`` is not given.
+        UsageError: a target exists and ``--force`` is not given, or the folder cannot be made.
     """
     existing = sorted(target for target in targets if target.exists())
     if existing and not options.force:
@@ -301,4 +301,4 @@ def _make_room(targets: Sequence[Path], options: argparse.Namespace) -> None:
             shutil.rmtree(target)
         else:
             target.unlink()
-    options.out.mkdir(parents=True, exist_ok=True)
+    make_folder("--out", options.out)

@@ -194,6 +194,18 @@ def run_or_config(role: str, arguments: argparse.Namespace) -> tuple[RunFolder |
     return folder, folder.config()
 
 
+def make_folder(option: str, folder: Path) -> None:
+    """Make the folder that an option names, if it is missing.
+
+    Raises:
+        UsageError: a file has the place of the folder or of a folder above it.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except (FileExistsError, NotADirectoryError) as error:
+        raise UsageError(f"{option}: folder {str(folder)!r} cannot be made: {error.strerror}") from None
+
+
 def open_run(option: str, folder: Path) -> RunFolder:
     """Open the run folder that an option names. If it holds no run, raise a RunFolderError that names the option."""
     try:

@@ -60,7 +60,10 @@ def test_variations_are_read(text: str, expected: tuple[str, list[str]]) -> None
         (["--vary", "seed=1,2"], "seed is set twice, or by the wrong option; allowed: --seeds"),
         (["--vary", "learner.n_step=1,2", "--set", "learner.n_step=3"], "learner.n_step is set twice"),
         (["--vary", "learner.n_step=1,2", "--set", "learner={n_step: 3}"], "learner.n_step is set twice"),
-        (["--vary", "learner.nstep=1,2"], "unknown key 'learner.nstep'"),
+        (["--vary", "learner.nstep=1,2"], "sweep: --vary learner.nstep=1: unknown key 'learner.nstep'"),
+        (["--vary", "robots=1,0"], "sweep: --vary robots=0: robots is 0; it must be a whole number >= 1"),
+        (["--steps", "400"], "sweep: --steps: learner.learning_starts is 1000 and total_steps is 400"),
+        (["--set", "robots=0"], "sweep: --set robots=0: robots is 0; it must be"),
         (["--vary", "evaluation.every=100,0"], "evaluation.every is 0, but a sweep compares final evaluations"),
         (["--at-once", "0"], "--at-once is 0; allowed: whole numbers from 1"),
     ],
@@ -184,6 +187,17 @@ def test_the_file_of_a_shipped_policy_agrees_with_its_name(tmp_path: Path) -> No
     run = RunFolder.create(tmp_path / "run", with_policy_file(asked))
     assert run.config().learner.start_from != "walker2d"
     sweep._check_existing(run, asked)
+
+
+@pytest.mark.parametrize(("folder", "why"), [("file", "File exists"), ("file/s", "Not a directory")])
+def test_a_sweep_names_the_option_if_a_file_is_in_the_place_of_its_folder(
+    folder: str, why: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "file").touch()
+    assert main(["sweep", "pendulum", "--out", folder]) == 2
+    error = f"td3-robot sweep: --out: folder '{folder}' cannot be made: {why}\n"
+    assert capsys.readouterr().err == error
 
 
 @pytest.mark.slow

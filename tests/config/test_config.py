@@ -256,6 +256,8 @@ def test_record_true_stands_for_a_whole_section() -> None:
     assert configuration.parse({"record": {"enabled": True, "ring_s": 30}}).record.ring_s == 30
     with pytest.raises(ConfigError, match=r"record\.ring_s is -1"):
         configuration.parse({"record": {"ring_s": -1}})
+    with pytest.raises(ConfigError, match=r"^test: record is 'maybe'; it must be true, false or a map of keys$"):
+        configuration.parse({"record": "maybe"}, source="test")
 
 
 @pytest.mark.parametrize("order", [1, -1])

@@ -54,6 +54,15 @@ def test_csv_export_holds_the_recorded_numbers(
     assert json.loads(status["counters"]) == {"steps": 3}
 
 
+def test_export_names_the_option_if_a_file_is_in_the_place_of_its_folder(
+    recorded: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").touch()
+    assert main(["export", str(recorded), "--out", str(tmp_path / "file")]) == 2
+    text = f"td3-robot export: --out: folder '{tmp_path / 'file'}' cannot be made: File exists"
+    assert text in capsys.readouterr().err
+
+
 def test_parquet_export_holds_the_recorded_numbers(recorded: Path, tmp_path: Path) -> None:
     parquet = pytest.importorskip("pyarrow.parquet")
     assert main(["export", str(recorded), "--out", str(tmp_path / "t"), "--format", "parquet", "--topics", "step"]) == 0
