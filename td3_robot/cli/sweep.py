@@ -124,16 +124,12 @@ def seeds(text: str) -> list[int]:
     first, dots, last = text.partition("..")
     with contextlib.suppress(ValueError):
         found = range(int(first), int(last) + 1) if dots else [int(part) for part in text.split(",")]
-        # A slice, because the length of a long range is an OverflowError.
-        if (
-            0 < len(found[: _MOST_SEEDS + 1]) <= _MOST_SEEDS
-            and len(set(found)) == len(found)
-            and all(0 <= seed < 2**32 for seed in found)
-        ):
-            return list(found)
-    raise argparse.ArgumentTypeError(
-        f"is {text[:80]!r}; allowed: FIRST..LAST, or different whole numbers such as 1,5,7; at most {_MOST_SEEDS:,} seeds"
-    )
+        taken = list(found[: _MOST_SEEDS + 1])  # a range may be too long for a list
+        fits = 0 < len(taken) <= _MOST_SEEDS and all(0 <= seed < 2**32 for seed in taken)
+        if fits and len(set(taken)) == len(taken):
+            return taken
+    allowed = f"FIRST..LAST, or different whole numbers such as 1,5,7; at most {_MOST_SEEDS:,} seeds"
+    raise argparse.ArgumentTypeError(f"is {text[:80]!r}; allowed: {allowed}")
 
 
 def variation(text: str) -> tuple[str, list[str]]:
