@@ -228,14 +228,18 @@ def _train(prepared: Prepared, callback: Callback | None, progress: bool) -> Run
 
 
 def _watch(callback: Callback, total_steps: int) -> Watch:
-    """Return a function that calls the callback for each new report of the learner."""
+    """Return a function that calls the callback for each new report of the learner.
+
+    After the callback has returned False, the function does not call it again.
+    """
     newest: Status | None = None
+    going = True
 
     def watch(statuses: dict[str, Status]) -> bool:
-        nonlocal newest
+        nonlocal newest, going
         status = statuses.get("learner")
-        if status is newest or status is None or "env_steps" not in status.figures:
-            return True
+        if not going or status is newest or status is None or "env_steps" not in status.figures:
+            return going
         newest, figures = status, status.figures
         state = TrainingProgress(
             env_steps=int(figures["env_steps"]),
@@ -244,7 +248,8 @@ def _watch(callback: Callback, total_steps: int) -> Watch:
             return_mean=figures.get("return_mean"),
             figures=figures,
         )
-        return callback(state) is not False
+        going = callback(state) is not False
+        return going
 
     return watch
 

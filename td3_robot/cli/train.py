@@ -71,7 +71,7 @@ def main(arguments: Sequence[str]) -> int:
             with Working("evaluating the final policy"):
                 result = evaluate_final(prepared, trained.wall_s)
         except KeyboardInterrupt:
-            progress.say(f"stopped; the trained policy is saved: td3-robot eval {_quoted(run.policy_file)}")
+            progress.say(f"stopped; the trained policy is saved: {_evaluate(prepared, run.policy_file)}")
             raise
     returns = " ".join(f"{value:.0f}" for value in result["returns"])
     score = f"{result['mean']:.1f} ± {result['std']:.1f} over {len(result['returns'])} episodes"
@@ -199,17 +199,24 @@ def _finished(prepared: Prepared, final: Mapping[str, Any]) -> str:
 
 
 def _next_steps(prepared: Prepared) -> str:
-    run, config, _ = prepared
-    backend, name = importlib.import_module("td3_robot_sims.tasks").find(config.task)
-    # The name of a task can contain the name of a Python module. For safety, eval imports this module only if --task
-    # names the task. The name in a policy file is not enough. The output suggests no video for a task with a module,
-    # because some of these tasks have no pictures.
-    how = f"--task {shlex.quote(config.task)}" if backend.module(name) else "--video walk.mp4"
+    run = prepared.run
     return (
         f"curve:   {run.curve_file}\n"
-        f"see it:  td3-robot eval {_quoted(run.path)} {how}\n"
+        f"see it:  {_evaluate(prepared, run.path, ' --video walk.mp4')}\n"
         f"metrics: tensorboard --logdir {_quoted(run.tensorboard)}"
     )
+
+
+def _evaluate(prepared: Prepared, policy: Path, video: str = "") -> str:
+    """Return the command that evaluates a policy of the run.
+
+    The name of a task can contain the name of a Python module. For safety, eval imports this module only if ``--task``
+    names the task. The name in a policy file is not enough. The command makes no video of a task with a module, because
+    some of these tasks have no pictures.
+    """
+    task = prepared.config.task
+    backend, name = importlib.import_module("td3_robot_sims.tasks").find(task)
+    return f"td3-robot eval {_quoted(policy)}{f' --task {shlex.quote(task)}' if backend.module(name) else video}"
 
 
 def _quoted(path: Path) -> str:

@@ -103,7 +103,8 @@ class EvaluationConfig(Section, frozen=True):
 
     Attributes:
         every: environment steps between two evaluations; 0 for no evaluations.
-        episodes: episodes of one evaluation.
+        episodes: episodes of one evaluation during the training. The evaluation of the final policy always has 10
+            episodes.
         max_steps: steps after which the evaluation ends an episode, because a task may have no time limit.
         target_return: the run ends successfully when the mean return of an evaluation reaches this value.
     """

@@ -12,11 +12,37 @@ import pytest
 from td3_robot_sims import tasks
 
 from td3_robot.bundle import Bundle
+from td3_robot.cli import train
 from td3_robot.cli.main import main
+from td3_robot.config import loading as configuration
 from td3_robot.config.learner import LearnerConfig
 from td3_robot.runtime import prepare
-from td3_robot.runtime.prepare import compile_notices, thread_notices
+from td3_robot.runtime.prepare import Prepared, compile_notices, thread_notices
+from td3_robot.runtime.run_folder import RunFolder
+from td3_robot.runtime.training import Trained
 from tests.contract.point_mass import PointMassBackend
+
+
+@pytest.mark.parametrize(
+    ("task", "option"),
+    [("gymnasium:pendulum_task:SwingUp-v0", " --task gymnasium:pendulum_task:SwingUp-v0"), ("Walker2D", "")],
+)
+def test_ctrl_c_during_the_final_evaluation_names_the_command_that_evaluates_the_policy(
+    task: str, option: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """eval imports the module of a task only if ``--task`` names it."""
+    config = configuration.parse({"task": task})
+    run = RunFolder.create(tmp_path / "run", config)
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(train, "_new", lambda _: Prepared(run, config, []))
+    monkeypatch.setattr(train, "train", lambda *_, **__: Trained(0, 1.0, 0))
+    monkeypatch.setattr(train, "evaluate_final", interrupt)
+    assert main(["train", "--task", task]) == 130
+    command = f"td3-robot eval {run.policy_file}{option}"
+    assert capsys.readouterr().err.splitlines()[-1].endswith(f"stopped; the trained policy is saved: {command}")
 
 
 @pytest.mark.parametrize(
