@@ -579,7 +579,7 @@ class Turn(Message, frozen=True):
         return None
 
 
-class RobotReport(Message, frozen=True):
+class RobotReport(Message, frozen=True, omit_defaults=True):
     """The problems and stops that a robot reports to its driver. The driver records each change."""
 
     NAME: ClassVar[str] = "heard"
@@ -589,6 +589,7 @@ class RobotReport(Message, frozen=True):
     refused: Annotated[U32, "1: the robot gave no valid first observation; else 0"]
     trouble: Annotated[str, wire("text", max_length=4096), "problem of the robot; empty if there is none"]
     stop: Annotated[str, wire("text", max_length=4096), "reason of an emergency stop; empty without one"]
+    unprepared: Annotated[U32, "1: the running episode began without a reset that the robot needs; else 0"] = 0
 
 
 class MotorCommand(Message, frozen=True):

@@ -17,11 +17,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from msgspec.structs import replace
+
 from td3_robot.config import loading as configuration
 from td3_robot.config.loading import keys_of
 from td3_robot.config.resume import disagreements
 from td3_robot.config.schema import Config
-from td3_robot.errors import EXIT_GOOD, UsageError, exit_code_of
+from td3_robot.errors import EXIT_GOOD, BundleError, UsageError, exit_code_of
 from td3_robot.runtime import metrics
 from td3_robot.runtime.arguments import Parser, integer, make_folder
 from td3_robot.runtime.hosts import Running
@@ -179,11 +181,16 @@ def _check_existing(run: RunFolder, asked: Config) -> None:
     if not run.config_file.exists():
         return
     stored = run.trained_with() or configuration.load(run.config_file)
-    changed = disagreements(stored, with_policy_file(asked))
+    try:
+        asked = with_policy_file(asked)
+    except BundleError:  # the run no longer needs the policy that it started from
+        asked = replace(asked, learner=replace(asked.learner, start_from=stored.learner.start_from))
+    changed = disagreements(stored, asked)
     if changed:
         more = [f"other keys that differ: {len(changed) - _SHOWN}"] if len(changed) > _SHOWN else []
         what = "; ".join([*changed[:_SHOWN], *more])
-        raise UsageError(f"run folder {str(run.path)!r} has another configuration: {what}; name another --out")
+        remedy = "set these keys as in the run, or name another --out"
+        raise UsageError(f"run folder {str(run.path)!r} has another configuration: {what}; {remedy}")
 
 
 def _overrides(options: argparse.Namespace, training: Training) -> list[str]:

@@ -114,9 +114,12 @@ def _full_name(key: str, value: Any) -> str:
 
 def _culprits(text: str, overrides: Sequence[str], flags: Mapping[str, str]) -> str:
     """Return the options that set the keys in the error text, or an empty text if no override set such a key."""
-    keys = {override.partition("=")[0]: override for override in overrides}
-    named = [key for key in keys if re.search(rf"(?<![\w.]){re.escape(key)}(?!\w)", text)]
-    return ", ".join(flags.get(key, f"--set {keys[key]}") for key in named)
+    options: dict[str, str] = {}
+    for override in overrides:
+        whole = override.partition("=")[0]
+        options |= dict.fromkeys(keys_of(override) or [whole], flags.get(whole, f"--set {override}"))
+    named = [options[key] for key in options if re.search(rf"(?<![\w.]){re.escape(key)}(?!\w)", text)]
+    return ", ".join(dict.fromkeys(named))
 
 
 def _copy(node: Any) -> Any:

@@ -62,8 +62,8 @@ class Body(ABC):
         resets this robot instead.
 
         Args:
-            may_reset: whether a reset may move a real robot. If False, an episode begins without a reset. A simulator
-                ignores this value.
+            may_reset: whether a reset may move a real robot. If False, a real robot begins its episodes without a
+                reset. A simulator ignores this value.
 
         Returns:
             The number of transitions: one for each robot that did not begin an episode. None if there is no observation

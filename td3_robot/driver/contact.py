@@ -49,7 +49,7 @@ class ServerContact:
 
     @property
     def may_move(self) -> bool:
-        """Whether the source may observe, reset and move its robots."""
+        """Whether the source may observe and move its robots."""
         return self.welcomed or not self.rivals
 
     @property

@@ -97,9 +97,9 @@ class SourceCore:
         self.contact = ServerContact(rivals=driver)
         self.transitions = 0
         self.counters: Counter[str] = Counter()
-        # Whether the policy server has answered a Step since its Welcome. If an emergency stop is in force, the server
-        # sends the stop before this answer.
-        self._answered = False
+        # Whether the policy server has answered a Step or sent an ``activate`` since its Welcome. If an emergency stop
+        # is in force, the server sends the stop before its first answer, and sends no ``activate``.
+        self._cleared = False
         self._links = ("policy", "learner") if learner else ("policy",)
         self._allowance = Allowance(waits=learner and not driver, lockstep=lockstep)
         self._exchange = Exchange()
@@ -179,7 +179,7 @@ class SourceCore:
         if not step or (action.answers, action.incarnation) != (step.sequence, self.incarnation):
             self.counters["late_actions"] += 1
         elif self._exchange.replaces(action):
-            self._answered = True
+            self._cleared = True
             use = self.guard.accept(action, now)
             if use is not None:
                 self._exchange.accept(action, use)
@@ -193,6 +193,8 @@ class SourceCore:
         reply = carry_out(command, "the policy server", guard.verbs, guard.lifecycle, self._detail, now)
         if not guard.lifecycle.stopped:
             self._actuator.own_stop = None  # this stop has ended: do not send it after the next Welcome
+        if command.verb == "activate" and guard.lifecycle.active:
+            self._cleared = True
         return [("policy", reply)]
 
     def _welcome(self, link: str) -> list[Output]:
@@ -200,7 +202,7 @@ class SourceCore:
         outputs: list[Output] = []
         if link == "policy":
             self.contact.state = Contact.WELCOMED
-            self._answered = False
+            self._cleared = False
             if self._actuator.own_stop:
                 outputs.append((link, self._actuator.own_stop))
         return outputs + [(link, step) for step in self._steps_for(link)]
@@ -261,7 +263,7 @@ class SourceCore:
         applied, origin = self._applied()
         if not actuator.made_safe and (body.phase >= Phase.TERMINATED).all():
             actuator.make_safe()  # the policy's last action must not apply during a reset
-        stepped = body.step(applied, may_reset=self.guard.lifecycle.active and self._answered)
+        stepped = body.step(applied, may_reset=self.guard.lifecycle.active and self._cleared)
         if self.pacing and (missed := self.pacing.stepped(now)):
             self.counters["overruns"] += missed
         actuator.listen(now)
@@ -340,7 +342,7 @@ class SourceCore:
             return received.operated if chosen else dict.fromkeys(received.operated, "")
         if origin is not ActionOrigin.HELD or before is None or not before.operated:
             return {}
-        began = before.phase == Phase.FIRST  # a robot at FIRST had a reset, so it holds no action of its operator
+        began = before.phase == Phase.FIRST  # before FIRST, a robot gets the safe action, not its operator's
         return {robot: "" if began[int(robot)] else operator for robot, operator in before.operated.items()}
 
 

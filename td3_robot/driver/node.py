@@ -105,8 +105,7 @@ def _drive_alone(node: Node, robot: Robot, follow: Callable[[SourceCore], None] 
     if not node.folder and (missing := unset(config.safety)):
         log.warning("%s", missing)
     node.outbox.patient = False
-    settings = {"learner": learner, "spec": robot.spec.describe(), "resets": body.resets}
-    recorded = node.recorded(core, settings, observed.observe)
+    recorded = node.recorded(core, {"learner": learner, "spec": robot.spec.describe()}, observed.observe)
     policy = node.connect("policy", ACCEPTS["policy"], spec=robot.spec, robots=1)
     if learner:
         node.connect("learner", ACCEPTS["learner"], spec=robot.spec, robots=1, essential=False)

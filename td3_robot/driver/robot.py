@@ -76,7 +76,7 @@ class Robot(ABC):
 
         The driver calls this method only while its state is ``active``, and after the policy server has answered a
         Step. Otherwise, for example in FAULT and at the start, an episode begins without it. Such an episode gets only
-        the safe action, and ends when the driver may call this method.
+        the safe action. The driver ends it when it may call this method.
 
         The safe action applies during the call. An emergency stop does not interrupt the call. If the call lasts longer
         than ``safety.reset_timeout_ms``, and ``safety.observation_deadline_ms`` is set, the policy server goes to FAULT
@@ -108,9 +108,6 @@ class RobotBody(Body):
     A missing or invalid observation ends the episode as TRUNCATED. The last Step of this episode repeats the last valid
     observation. The next valid observation begins a new episode.
 
-    Attributes:
-        resets: whether the Robot has a ``reset``. Otherwise every episode is prepared.
-
     Args:
         hang_s: time limit (s) for ``observe``, for ``apply``, and for ``phase`` plus ``reward``, see
             :class:`HangWatch`; None: no limit. ``reset`` and ``close`` have no limit.
@@ -118,8 +115,9 @@ class RobotBody(Body):
 
     def __init__(self, robot: Robot, hang_s: float | None = None) -> None:
         super().__init__(robot.spec)
-        self.resets = type(robot).reset is not Robot.reset
         self._robot = robot
+        self._resets = type(robot).reset is not Robot.reset  # otherwise every episode is prepared
+        self._is_reset = False  # whether the robot was reset for an episode that has not begun
         stop = robot.stop if type(robot).stop is not Robot.stop else None
         self._hang = HangWatch(hang_s, stop) if hang_s is not None else None
         self._problems: dict[str, str] = {}
@@ -145,8 +143,10 @@ class RobotBody(Body):
             return 1
         self.observation[0] = observation
         self.phase[0], self.reward[0] = self._judged(observation, self.action[0])
-        if may_reset and not self.prepared and self.phase[0] == Phase.MID:
-            self.phase[0] = Phase.TRUNCATED  # the reset comes next
+        if may_reset and not self.prepared:  # the reset comes next
+            self._problems.pop("phase() or reward", None)
+            if self.phase[0] == Phase.MID:
+                self.phase[0] = Phase.TRUNCATED
         return 1
 
     def close(self) -> None:
@@ -159,17 +159,20 @@ class RobotBody(Body):
             self._robot.reset()
             return True
 
-        if may_reset and not self._ask("reset", reset):
-            return None
+        if may_reset and not self._is_reset:
+            self._is_reset = bool(self._ask("reset", reset))
+            if not self._is_reset:
+                return None
+            self._problems.pop("phase() or reward", None)
         if not may_reset:
-            self._problems.pop("reset", None)  # this episode needs no reset
+            self._problems.pop("reset", None)  # this episode begins without a reset
         observation = self._observe()
         if observation is None:
             return None
         self.episode += np.uint64(self._begun)
         self.observation[0], self.phase[0], self.episode_step[0] = observation, Phase.FIRST, 0
         self.reward[0], self.action[0], self._begun = 0, self.commanded[0], True
-        self.prepared = may_reset or not self.resets
+        self.prepared, self._is_reset = self._is_reset or not self._resets, False
         return 0
 
     def _observe(self) -> Float32 | None:
@@ -199,7 +202,8 @@ class RobotBody(Body):
                 )
             return phase, reward
 
-        return self._ask("phase() or reward", outcome) or (int(Phase.TRUNCATED), 0.0)
+        otherwise = (int(Phase.TRUNCATED if self.prepared else Phase.MID), 0.0)
+        return self._ask("phase() or reward", outcome, tolerated=not self.prepared) or otherwise
 
     @staticmethod
     def _log(problem: str, times: int, error: Exception) -> None:
@@ -208,10 +212,11 @@ class RobotBody(Body):
             again = f" ({times} times so far)" if times > 1 else ""
             log.warning("%s%s", problem, again, exc_info=times == 1 and not isinstance(error, ValueError))
 
-    def _ask(self, what: str, call: Callable[[], Answer]) -> Answer | None:
+    def _ask(self, what: str, call: Callable[[], Answer], *, tolerated: bool = False) -> Answer | None:
         """Call the robot's code and return its result.
 
-        If the code raises an exception, store the problem or the emergency stop, and return None.
+        If the code raises an exception, store the problem or the emergency stop, and return None. If an exception is
+        ``tolerated``, it is not a problem. For example, ``phase`` can need what the first ``reset`` prepares.
         """
         try:
             hang = None if what in ("reset", "close") else self._hang
@@ -219,6 +224,8 @@ class RobotBody(Body):
         except EmergencyStop as stop:
             self.stop = str(stop) or "the robot stopped"
         except Exception as error:  # an error of the robot's code must not end the loop that keeps the robot safe
+            if tolerated:
+                return None
             problem = f"{what}: {type(error).__name__}: {error}"
             if what not in self._problems:
                 self._troubles[what] += 1

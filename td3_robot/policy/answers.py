@@ -6,7 +6,7 @@ from collections import Counter
 
 from td3_robot.bundle import Exploration
 from td3_robot.core_types import Output, Peer
-from td3_robot.messages import NO_NOISE, Action, Step
+from td3_robot.messages import NO_NOISE, Action, Command, Step
 from td3_robot.policy.noise import Explorer
 from td3_robot.policy.safety import Safety
 from td3_robot.policy.store import Policy, PolicyStore
@@ -28,6 +28,8 @@ class Answers:
 
     Args:
         exploring: add the exploration noise that the policy asks for.
+        tells_drivers: if the policy's action stops a robot, also send its driver an ``estop``. A reset could move the
+            robot otherwise. False replays a recording of version 0.1.0.
         counters: counts Steps and Actions, and the reasons why no policy answered a Step.
     """
 
@@ -36,6 +38,7 @@ class Answers:
         seed: int,
         *,
         exploring: bool,
+        tells_drivers: bool,
         store: PolicyStore,
         safety: Safety,
         takeovers: Takeovers,
@@ -43,10 +46,12 @@ class Answers:
     ) -> None:
         self._seed = seed
         self.exploring = exploring
+        self._tells_drivers = tells_drivers
         self._store = store
         self._safety = safety
         self._takeovers = takeovers
         self._counters = counters
+        self._stops: list[Output] = []
         self._waiting: dict[Peer, tuple[Step, float]] = {}
         self._explorers: dict[Peer, Explorer] = {}
 
@@ -71,7 +76,7 @@ class Answers:
         return [(peer, self.safe(newest, policy)) for peer, newest in overdue if peer and policy]
 
     def answer_all(self, now: float) -> list[Output]:
-        """The Actions for all Steps that can be answered at ``now`` (s)."""
+        """The Actions for all Steps that can be answered at ``now`` (s), and the stops of robots."""
         outputs: list[Output] = []
         for peer, (step, since) in list(self._waiting.items()):
             action = self.answer(peer, step, since, now)
@@ -79,6 +84,8 @@ class Answers:
                 del self._waiting[peer]
                 self._counters["actions"] += 1
                 outputs.append((peer, action))
+        outputs += self._stops
+        self._stops = []
         return outputs
 
     def answer(self, peer: Peer, step: Step, since: float, now: float) -> Action | None:
@@ -154,6 +161,8 @@ class Answers:
         if guarded or operated:  # an operator's action can exceed the limits of the specification
             if reason := policy.safety.envelope.violation(action, policy.bundle.spec.actions):
                 self._safety.watches[peer.name].lifecycle.stop(reason, now)
+                if self._tells_drivers and peer.role == "driver":
+                    self._stops.append((peer, Command(0, "", "estop", reason, 0, "", b"")))
                 return self.safe(step, policy)
             action = policy.safety(action, step.action)
         version, noise = policy.version, explorer.number

@@ -47,7 +47,15 @@ _CONNECTED = 512  # maximum number of robot names in a Reply
 _REASON = 200  # maximum number of characters of a watch's reason in a Reply
 
 
-def make(config: Config, name: str, *, exploring: bool, frozen: bool = False, examine: Examine = examine) -> PolicyCore:
+def make(
+    config: Config,
+    name: str,
+    *,
+    exploring: bool,
+    frozen: bool = False,
+    tells_drivers: bool = True,
+    examine: Examine = examine,
+) -> PolicyCore:
     """The core of the policy server ``name``. ``frozen`` freezes the server even if the configuration does not."""
     return PolicyCore(
         config.seed,
@@ -56,6 +64,7 @@ def make(config: Config, name: str, *, exploring: bool, frozen: bool = False, ex
         safety=config.safety,
         autostart=config.policy.autostart,
         frozen=config.policy.frozen or frozen,
+        tells_drivers=tells_drivers,
         operator_deadline_s=config.policy.operator_deadline_ms / 1e3,
         name=name,
         examine=examine,
@@ -76,6 +85,7 @@ class PolicyCore:
         safety: the robot's settings; the server joins them with the settings of each policy.
         autostart: go to the state ``active`` at once.
         frozen: refuse the weights of learners.
+        tells_drivers: see :class:`td3_robot.policy.answers.Answers`.
         operator_deadline_s: the age in seconds beyond which the safe action replaces an operator's action.
 
     Attributes:
@@ -92,6 +102,7 @@ class PolicyCore:
         safety: SafetyConfig | None = None,
         autostart: bool = True,
         frozen: bool = False,
+        tells_drivers: bool = True,
         operator_deadline_s: float = 0.2,
         name: str = "policy",
         examine: Examine = examine,
@@ -106,6 +117,7 @@ class PolicyCore:
         self.answers = Answers(
             seed,
             exploring=exploring,
+            tells_drivers=tells_drivers,
             store=self.store,
             safety=self.safety,
             takeovers=self.takeovers,

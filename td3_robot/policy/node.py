@@ -91,7 +91,8 @@ class _Server:
     def __init__(self, node: Node, arguments: argparse.Namespace, resources: contextlib.ExitStack) -> None:
         config = node.config
         learns = bool(node.folder or config.endpoints.learner)
-        settings: dict[str, Any] = {"exploring": bool(node.folder or arguments.explore), "frozen": arguments.frozen}
+        exploring = bool(node.folder or arguments.explore)
+        settings: dict[str, Any] = {"exploring": exploring, "frozen": arguments.frozen, "tells_drivers": True}
         self.node = node
         realtime = config.pacing.mode == "realtime"
         self.rates = AnswerRates(config.realtime.missed_share, realtime=realtime)

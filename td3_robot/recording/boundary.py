@@ -109,7 +109,7 @@ class RecordedBody:
         self._body = body
         self._actions: list[Float32] = []
         self._reports: list[RobotReport] = []
-        self._newest = (0, "", "")  # refused, problem and stop reason of the newest report
+        self._newest = (0, "", "", 0)  # the newest report: refused, problem, stop reason and unprepared
         self._calls = 0
         self._next_step = 0
         self._stepped = False
@@ -154,7 +154,7 @@ class RecordedBody:
 
     def _note_report(self, refused: int) -> None:
         self._calls += 1
-        report = refused, self._body.problem[:_LONGEST], self._body.stop[:_LONGEST]
+        report = refused, self._body.problem[:_LONGEST], self._body.stop[:_LONGEST], int(not self._body.prepared)
         if report != self._newest:
             self._newest = report
             self._reports.append(RobotReport(self._calls, *report))

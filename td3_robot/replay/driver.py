@@ -28,14 +28,10 @@ class ReplayedBody(Body):
 
     Args:
         recorded: the recorded messages of the driver, by topic. The lists grow while replay reads the recording.
-        resets: whether the recorded robot has a ``reset``.
     """
 
-    def __init__(
-        self, spec: RobotSpec, recorded: Mapping[str, list[tuple[Entry, Message, int]]], *, resets: bool
-    ) -> None:
+    def __init__(self, spec: RobotSpec, recorded: Mapping[str, list[tuple[Entry, Message, int]]]) -> None:
         super().__init__(spec)
-        self._resets = resets
         self._steps, self._reports = recorded[Step.NAME], recorded[RobotReport.NAME]
         self._calls = self._taken = self._next_report = 0
         self._newest_report = RobotReport(0, 0, "", "")
@@ -49,6 +45,7 @@ class ReplayedBody(Body):
         self.commanded = action.copy()
 
     def step(self, action: Float32, may_reset: bool = True) -> int | None:
+        del may_reset  # the report says whether the robot was reset
         self._report()
         if self._newest_report.refused:
             return None
@@ -61,8 +58,6 @@ class ReplayedBody(Body):
         self.phase, self.episode, self.episode_step = step.phase.copy(), step.episode.copy(), step.episode_step.copy()
         self.observation, self.reward = step.observation.copy(), step.reward.copy()
         first = bool(self.phase[0] == Phase.FIRST)
-        if first:
-            self.prepared = may_reset or not self._resets
         self.action[0] = self.commanded[0] if first else action[0]
         return 0 if first else 1
 
@@ -76,7 +71,7 @@ class ReplayedBody(Body):
                 break
             self._newest_report = report
             self._next_report += 1
-        self.stop = self._newest_report.stop
+        self.stop, self.prepared = self._newest_report.stop, not self._newest_report.unprepared
 
 
 def replay(session: Session) -> Outcome:
@@ -91,8 +86,6 @@ def _make(life: Life, memory: Memory) -> RecordedCore:
         spec = RobotSpec.from_description(life.setting("spec", dict))
     except ConfigError as error:
         raise SessionError(f"start of {life}: {error}") from None
-    # A driver of version 0.1.0 calls reset() in every state, and records no setting "resets".
-    resets = "resets" in life.start.settings and life.setting("resets", bool)
-    body: Any = RecordedBody(ReplayedBody(spec, life.recorded, resets=resets))
+    body: Any = RecordedBody(ReplayedBody(spec, life.recorded))
     core = driver_core.make(body, life.config, life.name, life.incarnation, learner=life.setting("learner", bool))
     return RecordedCore(core, life, body.observe)

@@ -69,12 +69,13 @@ def replay(session: Session) -> Outcome:
 
 def _make(life: Life, memory: Memory) -> RecordedCore | None:
     exploring, frozen = (life.setting(name, bool) for name in ("exploring", "frozen"))
+    tells_drivers = "tells_drivers" in life.start.settings and life.setting("tells_drivers", bool)
     weights = None
     if "version" in life.start.settings:
         weights = memory.get((Weights.NAME, life.setting("version", int), life.setting("sha256", str)))
         if weights is None:  # the caller reads more messages, and calls this function again
             return None
-    core = policy_core.make(life.config, life.name, exploring=exploring, frozen=frozen)
+    core = policy_core.make(life.config, life.name, exploring=exploring, frozen=frozen, tells_drivers=tells_drivers)
     if weights:
         assert isinstance(weights, Weights)
         core.load(weights.version, _bundle(weights))

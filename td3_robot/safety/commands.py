@@ -31,7 +31,8 @@ def carry_out(
     """
     error = ""
     # A robot that keeps raising EmergencyStop sends ``estop`` in every control period. Log only the first.
-    quiet = command.verb == "state" or (command.verb == "estop" and lifecycle.stopped)
+    repeated = command.verb == "estop" and lifecycle.stopped and not sender.startswith("operator")
+    quiet = command.verb == "state" or repeated
     verb = verbs.get(command.verb)
     if verb is None:
         error = f"{lifecycle.node}: no verb {command.verb[:40]!r}; allowed: {', '.join(verbs)}"

@@ -153,7 +153,8 @@ def test_a_sweep_refuses_runs_with_another_configuration_before_it_trains(
     monkeypatch.chdir(tmp_path)
     finish(tmp_path / "s/batch_size=64-seed0", "learner.batch_size=64")
     assert main([*COMMAND, *changed, *cluster]) == 2
-    text = f"run folder 's/batch_size=64-seed0' has another configuration: {words}; name another --out"
+    remedy = "set these keys as in the run, or name another --out"
+    text = f"run folder 's/batch_size=64-seed0' has another configuration: {words}; {remedy}"
     assert capsys.readouterr().err == f"td3-robot sweep: {text}\n"
     assert [path.name for path in (tmp_path / "s").iterdir()] == ["batch_size=64-seed0"]
 
@@ -166,7 +167,7 @@ def test_a_sweep_refuses_the_runs_of_another_configuration_file(
     assert main(["sweep", "walker2d", *COMMAND[2:], "--set", "learner.learning_starts=100"]) == 2
     error = capsys.readouterr().err
     assert 'task is "gymnasium:Pendulum-v1" in the run, "Walker2D" now; ' in error
-    assert error.endswith("; name another --out\n")
+    assert error.endswith("; set these keys as in the run, or name another --out\n")
     assert error.count("\n") == 1
 
 

@@ -307,3 +307,10 @@ def test_the_error_for_a_wrong_choice_lists_the_allowed_values(safety: Any, word
 def test_an_algorithm_of_a_package_that_is_not_installed_is_accepted() -> None:
     """A policy server on a robot reads the training's configuration, but does not need the algorithm's package."""
     assert configuration.parse({}, ["learner.algorithm=sac"]).learner.algorithm == "sac"
+
+
+def test_an_error_about_a_key_of_the_file_does_not_name_an_override_of_its_section() -> None:
+    with pytest.raises(ConfigError, match=r"^run\.yaml: learner\.batch_size is -1"):
+        configuration.parse({"learner": {"batch_size": -1}}, ["learner={discount: 0.9}"], source="run.yaml")
+    with pytest.raises(ConfigError, match=r"^--set learner=\{batch_size: -1\}: learner\.batch_size is -1"):
+        configuration.parse({"learner": {"discount": 0.9}}, ["learner={batch_size: -1}"], source="run.yaml")

@@ -6,7 +6,7 @@ import pytest
 from msgspec.structs import replace
 
 from td3_robot.driver.core import SourceCore
-from td3_robot.messages import ActionOrigin, Phase, Welcome
+from td3_robot.messages import ActionOrigin, Phase, Step, Welcome
 from td3_robot.safety.limits import SafetyConfig
 from td3_robot.specs import RobotSpec
 from tests.driver.toy import PERIOD, SAFE, Make, Resettable, action, one, operator, states
@@ -28,6 +28,11 @@ def begin(core: SourceCore) -> None:
     core.step([action(0, 1.5, 0)], -0.037)
     assert one(core.step([], -0.02)).phase[0] == Phase.TRUNCATED
     assert one(core.step([], 0.0)).phase[0] == Phase.FIRST
+
+
+def one_or_none(core: SourceCore, number: int) -> Step | None:
+    outputs = core.step([], number * PERIOD)
+    return next((message for _, message in outputs if isinstance(message, Step)), None)
 
 
 def run(core: SourceCore, first: int, last: int) -> list[int]:
@@ -189,10 +194,81 @@ def test_only_an_active_driver_repeats_a_reset_that_failed(make_core: Make, robo
     assert robot.applied[-1] == [1.5, 0]
 
 
-def test_a_failing_phase_leads_to_one_reset(make_core: Make, robot: Resettable) -> None:
-    core = make_core(welcomed=False)
+@pytest.mark.parametrize("recovery", ["manual", "automatic"])
+def test_a_failing_phase_leads_to_no_reset_before_an_activate(
+    make_core: Make, robot: Resettable, recovery: str
+) -> None:
+    core = make_core(replace(SAFE, recovery=recovery, recovery_ms=200), welcomed=False)
     begin(core)
     robot.ends = "falls"  # type: ignore[assignment]
     run(core, 1, 100)
     assert "phase() or reward: ValueError" in core.guard.lifecycle.reason
     assert robot.resets == 1
+    robot.ends = Phase.MID
+    core.step([operator("activate")], 2.01)
+    assert run(core, 101, 103) == [Phase.TRUNCATED, Phase.FIRST, Phase.MID]
+    assert (robot.resets, robot.applied[-1]) == (2, [1.5, 0])
+
+
+@pytest.mark.parametrize("method", ["phase", "reward"])
+def test_phase_and_reward_may_need_the_first_reset(
+    make_core: Make, robot: Resettable, monkeypatch: pytest.MonkeyPatch, method: str
+) -> None:
+    def fail(*_: object) -> None:
+        if not robot.resets:
+            raise AttributeError("n")
+
+    monkeypatch.setattr(robot, method, fail)
+    core = make_core(autostart=False)
+    for number in range(1, 10):
+        step = one(core.step([], number * PERIOD))
+        assert (step.phase[0], step.reward[0]) == (Phase.MID, 0)
+    assert core.body.problem == ""
+    monkeypatch.undo()
+    core.step([operator("configure"), operator("activate")], 0.19)
+    assert run(core, 10, 12) == [Phase.TRUNCATED, Phase.FIRST, Phase.MID]
+    assert (robot.resets, robot.applied[-1]) == (1, [1.5, 0])
+
+
+@pytest.mark.parametrize("recovery", ["manual", "automatic"])
+def test_a_bad_observation_after_a_reset_leads_to_no_second_reset(
+    make_core: Make, robot: Resettable, recovery: str
+) -> None:
+    """The bus gives no valid value right after each reset."""
+    core = make_core(replace(SAFE, recovery=recovery, recovery_ms=200), welcomed=False)
+    good = robot.sees
+
+    def unplug() -> None:
+        robot.sees = OSError("bus off")
+
+    robot.on_reset = unplug
+    core.step([WELCOME], -0.04001)
+    core.step([action(0, 1.5, 0)], -0.037)
+    core.step([], -0.02)
+    assert core.step([], 0.0)[0][1].NAME == "lifecycle"  # FAULT, and no Step
+    robot.sees = good
+    assert one(core.step([], 0.02)).phase[0] == Phase.FIRST
+    run(core, 2, 30)
+    assert core.guard.lifecycle.active == (recovery == "automatic")
+    core.step([operator("activate")], 0.61)
+    assert run(core, 31, 40) == [Phase.MID] * 10
+    assert (robot.resets, robot.applied[-1]) == (1, [1.5, 0])
+
+
+def test_an_activate_allows_the_reset_that_repairs_a_sensor(make_core: Make, robot: Resettable) -> None:
+    """Without a valid observation, there is no Step that the server could answer."""
+    core = make_core(welcomed=False)
+    begin(core)
+    good, robot.sees = robot.sees, OSError("encoder lost")
+
+    def repair() -> None:
+        robot.sees = good
+
+    robot.on_reset = repair
+    core.step([], 0.02)
+    core.step([("policy", Welcome(1, "policy", 6))], 0.03)
+    for number in range(2, 20):
+        assert one_or_none(core, number) is None
+    core.step([operator("activate")], 0.39)
+    assert run(core, 20, 21) == [Phase.FIRST, Phase.MID]
+    assert (robot.resets, robot.applied[-1]) == (2, [1.5, 0])

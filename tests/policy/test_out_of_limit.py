@@ -110,7 +110,10 @@ def test_the_reason_of_a_stop_names_the_channel_and_the_stop_lasts_until_reset_a
         limits=LIMITS, out_of_limit={"right": "stop"}, safe_action=SAFE, recovery="automatic", recovery_ms=1
     )
     core = server(safety, (0.0, 0.8))
-    *_, change = [m for _, m in core.step([(PEER, step(0))], 0.1) if isinstance(m, LifecycleChange)]
+    outputs = core.step([(PEER, step(0))], 0.1)
+    [(to, stop)] = [(to, m) for to, m in outputs if isinstance(m, Command)]
+    assert (to, stop.verb, stop.reason) == (PEER, "estop", "action 'right' of robot 0 is 0.4 N; allowed: -0.25 to 0.25")
+    *_, change = [m for _, m in outputs if isinstance(m, LifecycleChange)]
     assert (change.node, change.state) == ("policy/leg", "fault")
     assert change.reason == "emergency stop: action 'right' of robot 0 is 0.4 N; allowed: -0.25 to 0.25"
     assert core.safety_state.sources["leg"].reason == change.reason.removeprefix("emergency stop: ")
@@ -119,6 +122,15 @@ def test_the_reason_of_a_stop_names_the_channel_and_the_stop_lasts_until_reset_a
     for verb in ("reset", "activate"):
         core.step([(OPERATOR, Command(1, "leg", verb, "", 0, "", b""))], 0.5)
     assert serve(core, 5, 0.6).weights_version == 2
+
+
+def test_a_recorded_server_that_did_not_tell_its_drivers_sends_no_estop() -> None:
+    core = PolicyCore(1, safety=SafetyConfig(limits=LIMITS, out_of_limit="stop"), tells_drivers=False)
+    core.load(1, policy((0.0, 0.8)))
+    core.step([(PEER, PEER.hello)], 0.0)
+    outputs = core.step([(PEER, step(0))], 0.1)
+    assert core.safety.watches["leg"].lifecycle.stopped
+    assert not [m for _, m in outputs if isinstance(m, Command)]
 
 
 STOPS, CLAMPS = (SafetyConfig(limits=LIMITS, out_of_limit=mode) for mode in ("stop", "clamp"))
