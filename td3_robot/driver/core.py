@@ -98,7 +98,7 @@ class SourceCore:
         self.transitions = 0
         self.counters: Counter[str] = Counter()
         # Whether the policy server has answered a Step or sent an ``activate`` since its Welcome. If an emergency stop
-        # is in force, the server sends the stop before its first answer, and sends no ``activate``.
+        # is in force, the server sends the stop before its first answer. An ``activate`` is the decision of a person.
         self._cleared = False
         self._links = ("policy", "learner") if learner else ("policy",)
         self._allowance = Allowance(waits=learner and not driver, lockstep=lockstep)

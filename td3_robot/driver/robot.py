@@ -75,8 +75,8 @@ class Robot(ABC):
         """Prepare an episode; this may move the robot. The driver calls it before every episode of a policy.
 
         The driver calls this method only while its state is ``active``, and after the policy server has answered a
-        Step. Otherwise, for example in FAULT and at the start, an episode begins without it. Such an episode gets only
-        the safe action. The driver ends it when it may call this method.
+        Step or sent an ``activate``. Otherwise, for example in FAULT and at the start, an episode begins without it.
+        Such an episode gets only the safe action. The driver ends it when it may call this method.
 
         The safe action applies during the call. An emergency stop does not interrupt the call. If the call lasts longer
         than ``safety.reset_timeout_ms``, and ``safety.observation_deadline_ms`` is set, the policy server goes to FAULT
@@ -116,7 +116,8 @@ class RobotBody(Body):
     def __init__(self, robot: Robot, hang_s: float | None = None) -> None:
         super().__init__(robot.spec)
         self._robot = robot
-        self._resets = type(robot).reset is not Robot.reset  # otherwise every episode is prepared
+        # Without a ``reset``, every episode is prepared.
+        self._resets = getattr(robot.reset, "__func__", None) is not Robot.reset
         self._is_reset = False  # whether the robot was reset for an episode that has not begun
         stop = robot.stop if type(robot).stop is not Robot.stop else None
         self._hang = HangWatch(hang_s, stop) if hang_s is not None else None
@@ -134,7 +135,7 @@ class RobotBody(Body):
 
     def step(self, action: Float32, may_reset: bool = True) -> int | None:
         if self.phase[0] >= Phase.TERMINATED:
-            return self._begin(may_reset)
+            return self._begin(may_reset and not self.stop)
         observation = self._observe()
         self.action[0] = action[0]
         self.episode_step += np.uint32(1)
@@ -144,7 +145,7 @@ class RobotBody(Body):
         self.observation[0] = observation
         self.phase[0], self.reward[0] = self._judged(observation, self.action[0])
         if may_reset and not self.prepared:  # the reset comes next
-            self._problems.pop("phase() or reward", None)
+            self._forgive()
             if self.phase[0] == Phase.MID:
                 self.phase[0] = Phase.TRUNCATED
         return 1
@@ -163,7 +164,7 @@ class RobotBody(Body):
             self._is_reset = bool(self._ask("reset", reset))
             if not self._is_reset:
                 return None
-            self._problems.pop("phase() or reward", None)
+            self._forgive()
         if not may_reset:
             self._problems.pop("reset", None)  # this episode begins without a reset
         observation = self._observe()
@@ -174,6 +175,11 @@ class RobotBody(Body):
         self.reward[0], self.action[0], self._begun = 0, self.commanded[0], True
         self.prepared, self._is_reset = self._is_reset or not self._resets, False
         return 0
+
+    def _forgive(self) -> None:
+        """Forget the problems that a reset can end. Otherwise they would lead to FAULT before or after the reset."""
+        for what in ("apply", "phase() or reward"):
+            self._problems.pop(what, None)
 
     def _observe(self) -> Float32 | None:
         def sound() -> Float32:

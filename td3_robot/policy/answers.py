@@ -84,8 +84,8 @@ class Answers:
                 del self._waiting[peer]
                 self._counters["actions"] += 1
                 outputs.append((peer, action))
-        outputs += self._stops
-        self._stops = []
+        # The stops come first: after an Action, the driver may call the robot's reset.
+        outputs, self._stops = [*self._stops, *outputs], []
         return outputs
 
     def answer(self, peer: Peer, step: Step, since: float, now: float) -> Action | None:

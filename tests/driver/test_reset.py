@@ -6,6 +6,7 @@ import pytest
 from msgspec.structs import replace
 
 from td3_robot.driver.core import SourceCore
+from td3_robot.driver.robot import EmergencyStop
 from td3_robot.messages import ActionOrigin, Phase, Step, Welcome
 from td3_robot.safety.limits import SafetyConfig
 from td3_robot.specs import RobotSpec
@@ -253,6 +254,48 @@ def test_a_bad_observation_after_a_reset_leads_to_no_second_reset(
     core.step([operator("activate")], 0.61)
     assert run(core, 31, 40) == [Phase.MID] * 10
     assert (robot.resets, robot.applied[-1]) == (1, [1.5, 0])
+
+
+@pytest.mark.parametrize("recovery", ["manual", "automatic"])
+@pytest.mark.parametrize(("when", "following"), [(0.19, 10), (0.2, 11)])
+def test_an_activate_leads_to_the_reset_that_repairs_the_motors(
+    make_core: Make, robot: Resettable, recovery: str, when: float, following: int
+) -> None:
+    """The ``activate`` comes within a control period, or in the turn that begins one."""
+    robot.motor = OSError("motors are off")
+
+    def enable() -> None:
+        robot.motor = None
+
+    robot.on_reset = enable
+    core = make_core(replace(SAFE, recovery=recovery, recovery_ms=200))
+    run(core, 1, 9)
+    assert robot.resets == 0
+    core.step([operator("activate")], when)
+    run(core, following, 14)
+    assert (robot.resets, core.guard.lifecycle.active, robot.applied[-1]) == (1, True, [1.5, 0])
+
+
+def test_an_emergency_stop_while_the_robot_is_made_safe_prevents_the_reset(make_core: Make, robot: Resettable) -> None:
+    core = make_core(welcomed=False)
+    begin(core)
+    core.step([action(2, 1.5, 0)], 0.003)
+    robot.ends = Phase.TERMINATED
+    core.step([], 0.02)
+    robot.motor = EmergencyStop("the red button")
+    core.step([], 0.04)
+    assert core.guard.lifecycle.stopped
+    assert robot.resets == 1
+
+
+def test_a_reset_that_the_constructor_assigns_is_called(
+    make_core: Make, robot: Resettable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    called: list[int] = []
+    monkeypatch.delattr(Resettable, "reset")
+    robot.reset = lambda: called.append(1)  # type: ignore[method-assign]
+    begin(make_core(welcomed=False))
+    assert called == [1]
 
 
 def test_an_activate_allows_the_reset_that_repairs_a_sensor(make_core: Make, robot: Resettable) -> None:
