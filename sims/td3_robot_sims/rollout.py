@@ -35,7 +35,7 @@ def episodes(environment: Environment, actor: Actor, count: int, seed: int, max_
         One item after each reset and each step: an Episode after the last step of an episode, otherwise None.
 
     Raises:
-        NodeError: a reward is not finite, or an observation that the policy would get.
+        NodeError: a reward, or an observation for the policy, is not finite.
     """
     for number in range(count):
         observation = environment.reset(seed if number == 0 else None)

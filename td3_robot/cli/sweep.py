@@ -41,7 +41,7 @@ _EXAMPLES = """examples:
   td3-robot sweep pendulum --seeds 1,5 --vary network.hidden=[64,64],[256,256] --vary learner.n_step=1,3
 
 To continue a stopped sweep, repeat the command. It skips finished runs.
-A command with another configuration needs another --out.
+If you change the configuration, also name another folder with --out.
 """
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _PERIOD = 0.2  # seconds between two checks of the running trainings

@@ -150,7 +150,7 @@ def _put(tree: dict[str, Any], key: str, value: Any, source: str) -> None:
 
 
 def _merge(old: dict[str, Any], new: Mapping[str, Any], section: type[Section]) -> None:
-    """Put the keys of a map into a section and its inner sections. A map that is a value replaces the old value."""
+    """Put the keys of a map into a section and its inner sections. A map for another key replaces the value."""
     kinds = get_type_hints(section)
     for name, value in new.items():
         if isinstance(value, dict) and isinstance(old.get(name), dict) and _is_section(kinds.get(name)):

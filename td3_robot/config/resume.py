@@ -1,7 +1,7 @@
 """Compares the configuration of a run with another configuration.
 
-A resume may change keys. The user must have set each of these keys, and none of them may be fixed. A sweep changes no
-key of an existing run.
+A resume can change a key only if the user has set it and it is not in ``FIXED``. A sweep changes no key of an existing
+run.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ FIXED = {
 }
 """Keys that cannot change at a resume, each with the reason."""
 OF_THE_MACHINE = ("learner.device", "learner.threads", "learner.threads_in", "learner.compile", "cluster", "endpoints")
-"""Keys that only fit a run to its machine. The name of a section means all its keys."""
+"""Keys that depend only on the machine of the run. The name of a section means all its keys."""
 FIXED_IN_LOCKSTEP = {
     "simulators": "each simulator continues from its saved state",
     "robots": "each simulator continues from its saved state",
@@ -54,7 +54,7 @@ def differences(before: Config, after: Config) -> dict[str, tuple[Any, Any]]:
 
 
 def disagreements(stored: Config, asked: Config) -> list[str]:
-    """Return the keys for which a run is not what a command asks for, each as ``key is A in the run, B now``.
+    """Return the keys that differ between a run and a command, each as ``key is A in the run, B now``.
 
     Keys of the machine do not count. If the command asks for the precision ``auto``, every precision agrees, because a
     run stores the chosen precision instead of ``auto``.

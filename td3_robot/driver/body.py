@@ -25,8 +25,7 @@ class Body(ABC):
         world: the random properties of each robot at FIRST, as in a Step. The key is the robot's index as text;
             the value is a map from name to number.
         commanded: float32[N, A], the newest commanded action. In a simulator: the same as ``action``.
-        prepared: whether the robots were ready for their policy when the episode began. False if the episode began
-            without a necessary reset.
+        prepared: whether the episode began with a reset, or the robots need no reset.
         problem: why the robots cannot work; empty if they can.
         stop: why the robots ask for an emergency stop of all robots; empty if they do not. The core clears this text.
     """
@@ -62,8 +61,8 @@ class Body(ABC):
         resets this robot instead.
 
         Args:
-            may_reset: whether a reset may move a real robot. If False, a real robot begins its episodes without a
-                reset. A simulator ignores this value.
+            may_reset: whether the method is allowed to reset a real robot. If False, a real robot begins its episodes
+                without a reset. A simulator ignores this value.
 
         Returns:
             The number of transitions: one for each robot that did not begin an episode. None if there is no observation

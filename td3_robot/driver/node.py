@@ -79,7 +79,7 @@ def check_deadlines(safety: SafetyConfig, spec: RobotSpec) -> None:
     for key in ("action_deadline_ms", "observation_deadline_ms"):
         deadline = getattr(safety, key)
         if deadline is not None and deadline <= period_ms:
-            limit = f"more than the control period of {spec.name}, {period_ms:g} ms"
+            limit = f"more than {period_ms:g}, which is the control period of {spec.name} in ms"
             raise ConfigError(f"safety.{key} is {deadline:g}; allowed: {limit}")
 
 

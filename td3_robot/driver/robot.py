@@ -72,11 +72,12 @@ class Robot(ABC):
         return Phase.MID
 
     def reset(self) -> None:  # noqa: B027 - many robots need no preparation
-        """Prepare an episode; this may move the robot. The driver calls it before every episode of a policy.
+        """Prepare an episode; this can move the robot. The driver calls it before every episode of a policy.
 
         The driver calls this method only while its state is ``active``, and after the policy server has answered a
-        Step or sent an ``activate``. Otherwise, for example in FAULT and at the start, an episode begins without it.
-        Such an episode gets only the safe action. The driver ends it when it may call this method.
+        Step or sent an ``activate``. In all other cases, for example in FAULT and at the start, an episode begins
+        without this call. Such an episode gets only the safe action. The driver ends the episode as soon as it is
+        allowed to call this method.
 
         The safe action applies during the call. An emergency stop does not interrupt the call. If the call lasts longer
         than ``safety.reset_timeout_ms``, and ``safety.observation_deadline_ms`` is set, the policy server goes to FAULT
@@ -221,8 +222,8 @@ class RobotBody(Body):
     def _ask(self, what: str, call: Callable[[], Answer], *, tolerated: bool = False) -> Answer | None:
         """Call the robot's code and return its result.
 
-        If the code raises an exception, store the problem or the emergency stop, and return None. If an exception is
-        ``tolerated``, it is not a problem. For example, ``phase`` can need what the first ``reset`` prepares.
+        If the code raises an exception, store the problem or the emergency stop, and return None. If ``tolerated``, an
+        exception is not a problem: for example, ``phase`` can fail before the first ``reset``.
         """
         try:
             hang = None if what in ("reset", "close") else self._hang

@@ -28,8 +28,8 @@ class Answers:
 
     Args:
         exploring: add the exploration noise that the policy asks for.
-        tells_drivers: if the policy's action stops a robot, also send its driver an ``estop``. A reset could move the
-            robot otherwise. False replays a recording of version 0.1.0.
+        tells_drivers: if an action stops a robot, also send its driver an ``estop``, so that the driver does not call
+            the robot's ``reset``. False only to replay a recording of version 0.1.0.
         counters: counts Steps and Actions, and the reasons why no policy answered a Step.
     """
 

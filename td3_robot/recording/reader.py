@@ -56,9 +56,9 @@ class _Origin:
         published, other = self._known.get(entry.identity, (entry.published, path))
         if published != entry.published and other != path:
             raise SessionError(
-                f"{str(other)!r} and {str(path)!r} come from different recordings: their messages "
-                f"{one_line(f'{entry.publisher}/{entry.topic}')} {entry.sequence} differ; give only the parts of one "
-                "recording, and open different recordings one by one"
+                f"{str(other)!r} and {str(path)!r} come from different recordings: the times of their messages "
+                f"{one_line(f'{entry.publisher}/{entry.topic}')} {entry.sequence} differ; give the parts of only one "
+                "recording"
             )
         if first or entry.topic in (Hello.NAME, Start.NAME):
             self._known.setdefault(entry.identity, (entry.published, path))

@@ -152,7 +152,9 @@ class SessionFile:
                 self._take_index(rest[:end])
             more = len(rest) - end
             other = (
-                f"; another recording begins here: copy it with tail -c {more}" if rest[end:].startswith(_MAGIC) else ""
+                f"; another recording begins here; to copy it: tail -c {more} FILE > OTHER.mcap"
+                if rest[end:].startswith(_MAGIC)
+                else ""
             )
             self._damaged(self.read, f"the recording ends here, but {more} more bytes follow{other}")
 
@@ -203,7 +205,7 @@ class SessionFile:
         if opcode == Opcode.HEADER:
             if Header.read(stream).profile != PROFILE:
                 if self._channels:  # the index shows that td3-robot wrote the file
-                    raise ValueError("it names another program")
+                    raise ValueError("the header names another program")
                 raise SessionError(f"{str(self.path)!r} is an MCAP file, but not a recording of td3-robot")
         elif opcode == Opcode.METADATA:
             return [Metadata.read(stream)]

@@ -151,7 +151,7 @@ def test_a_deadline_that_is_not_longer_than_the_control_period_is_an_error(key: 
     check_deadlines(SafetyConfig(**{key: 20.5}), robot.spec)
     with pytest.raises(ConfigError) as caught:
         check_deadlines(SafetyConfig(**{key: 20.0}), robot.spec)
-    assert str(caught.value) == f"safety.{key} is 20; allowed: more than the control period of Toy, 20 ms"
+    assert str(caught.value) == f"safety.{key} is 20; allowed: more than 20, which is the control period of Toy in ms"
 
 
 def test_an_object_that_is_no_robot_is_an_error(robot: Toy) -> None:

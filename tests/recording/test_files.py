@@ -566,7 +566,7 @@ def test_recover_reports_the_bytes_after_the_end_of_the_recording(
         first = first[:at] + bytes([first[at] ^ 0xFF]) + first[at + 1 :]
     path = save("c.mcap", [])
     for more, words in (
-        (second, f"; another recording begins here: copy it with tail -c {len(second)}"),
+        (second, f"; another recording begins here; to copy it: tail -c {len(second)} FILE > OTHER.mcap"),
         (bytes(100), ""),
     ):
         path.write_bytes(first + more)
@@ -710,8 +710,8 @@ def test_files_of_different_recordings_are_refused_as_parts(
         paths.append(str(it.recorder.path))
     given = paths[::-1] if reversed_order else paths
     words = (
-        f"{paths[0]!r} and {paths[1]!r} come from different recordings: their messages sim-0/start 0 differ; give only "
-        "the parts of one recording, and open different recordings one by one\n"
+        f"{paths[0]!r} and {paths[1]!r} come from different recordings: the times of their messages sim-0/start 0 "
+        "differ; give the parts of only one recording\n"
     )
     for command in (["replay", "--parts"], ["export", "--out", str(tmp_path / "out")], ["play", "--policy", "ipc://p"]):
         assert main([*command, *given]) == 2
