@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import math
 import zlib
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -15,7 +14,9 @@ from td3_robot.driver.body import Body
 from td3_robot.errors import BundleError, NodeError
 from td3_robot.messages import Phase
 from td3_robot.specs import FLOAT32_MAX, Float32
+from td3_robot.util.arrays import finite
 from td3_robot.util.machine import available_cores
+from td3_robot.util.text import occurrence
 from td3_robot_sims.backends import saved_episode
 from td3_robot_sims.backends.base import Environment, Outcome
 from td3_robot_sims.finiteness import not_finite
@@ -93,7 +94,7 @@ class VectorEnvironment(Body):
         return ended.count(False)
 
     def _begin(self, robot: int, observation: Float32) -> None:
-        if not math.isfinite(sum(observation.tolist())):
+        if not finite(observation):
             # There is no earlier observation to send instead. Receivers refuse a Step with numbers that are not finite,
             # and the robot would then wait forever for an Action.
             environment = self._environments[robot]
@@ -108,7 +109,7 @@ class VectorEnvironment(Body):
 
     def _continue(self, robot: int, outcome: Outcome, action: Float32) -> None:
         observation, reward, terminated, truncated = outcome
-        if not (math.isfinite(sum(observation.tolist())) and abs(reward) <= FLOAT32_MAX):
+        if not (finite(observation) and abs(reward) <= FLOAT32_MAX):
             # The physics diverged: keep the last observation, and truncate the episode. Receivers refuse a Step with
             # numbers that are not finite, and the robot would then wait forever for an Action.
             self._count_not_finite(robot, observation, reward)
@@ -118,13 +119,11 @@ class VectorEnvironment(Body):
         self.episode_step[robot] += 1
 
     def _count_not_finite(self, robot: int, observation: Float32, reward: float) -> None:
-        """Count a truncated episode. Log the 1st, 2nd, 4th, 8th, … one, so that the log does not fill the disk."""
+        """Count a truncated episode, and log it unless the log has many of them."""
         self.not_finite += 1
-        times = self.not_finite
-        if times & (times - 1) == 0:
+        if (again := occurrence(self.not_finite)) is not None:
             environment = self._environments[robot]
             problem = not_finite(environment.spec, observation, reward)
-            again = f" ({times} times so far)" if times > 1 else ""
             allowed = "it must be finite in float32, so the episode is truncated"
             log.warning("task %r: %s; %s%s", environment.task_name, problem, allowed, again)
 

@@ -9,8 +9,8 @@ import signal
 import sys
 from collections.abc import Sequence
 
-# Import here only modules that load fast. During these imports, Ctrl-C would print a traceback.
-# Set this before the import of numpy. Threads would slow down the small matrix products of a control loop.
+# Below, import only modules that load fast: during these imports, Ctrl-C prints a traceback.
+# Set this before any import of numpy. Threads would slow down the small matrix products of a control loop.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 from td3_robot.cli.bench import BENCHMARKS
@@ -25,7 +25,7 @@ from td3_robot.errors import (
     UsageError,
     exit_code_of,
 )
-from td3_robot.util.extras import missing
+from td3_robot.util.extras import COMPLETING, missing
 from td3_robot.util.output import discard_output
 
 _WRONG_PATH = {
@@ -75,8 +75,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _run(words: Sequence[str]) -> int:
-    from td3_robot.runtime.arguments import COMPLETING  # loads numpy
-
     if COMPLETING in os.environ:
         _complete()
     if not words or words[0] in ("-h", "--help"):
@@ -95,8 +93,6 @@ def _run(words: Sequence[str]) -> int:
 def _complete() -> None:
     """Complete the command line of a shell. The command's own parser completes its arguments."""
     import argcomplete
-
-    from td3_robot.runtime.arguments import COMPLETING
 
     line = os.environ["COMP_LINE"][: int(os.environ["COMP_POINT"])]
     words = line.split()[1:] if line[-1:].isspace() else line.split()[1:-1]

@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING, Any
 from msgspec.structs import replace
 
 from td3_robot.config import loading as configuration
-from td3_robot.config.loading import keys_of
 from td3_robot.config.resume import disagreements
 from td3_robot.config.schema import Config
 from td3_robot.errors import EXIT_GOOD, BundleError, UsageError, exit_code_of
@@ -147,7 +146,9 @@ def _trainings(options: argparse.Namespace) -> list[Training]:
     keys = [key for key, _ in options.vary]
     settings = [[f"{key}={value}" for value in values] for key, values in options.vary]
     settings += [[override] for override in options.overrides]
-    taken = [key for lines in settings for key in dict.fromkeys(key for line in lines for key in keys_of(line))]
+    taken: list[str] = []
+    for lines in settings:
+        taken += dict.fromkeys(key for line in lines for key in configuration.keys_of(line))
     for key in taken:
         if taken.count(key) > 1 or key in ("seed", "total_steps"):
             option = {"seed": "--seeds", "total_steps": "--steps"}.get(key, "one --vary or one --set")

@@ -15,7 +15,7 @@ from td3_robot.errors import EXIT_GOOD, UsageError
 from td3_robot.messages import MESSAGES, Hello, Message, Turn, wire_fields
 from td3_robot.monitor import node as monitor_node
 from td3_robot.monitor.core import Monitor
-from td3_robot.recording.entries import Entry, printable
+from td3_robot.recording.entries import Entry
 from td3_robot.recording.values import Names, whole
 from td3_robot.runtime.arguments import Parser, integer, real, suggest
 from td3_robot.runtime.node import Node
@@ -23,7 +23,7 @@ from td3_robot.runtime.process import run_node
 from td3_robot.topics import MONITOR, TOPICS
 from td3_robot.transport.tap import RECORDED
 from td3_robot.util.output import print_rows, say
-from td3_robot.util.text import did_you_mean
+from td3_robot.util.text import did_you_mean, printable
 
 WATCHED = sorted(kind.NAME for kind in RECORDED - {Turn})
 """Topics that a monitor can subscribe to: all recorded topics except Turn, which only recorders get."""

@@ -142,16 +142,12 @@ def _put(tree: dict[str, Any], key: str, value: Any, source: str) -> None:
         tree = tree.setdefault(part, {})
         if not isinstance(tree, dict):
             raise ConfigError(f"{source}: {section!r} is a value, not a section")
-    kind = _kind(key)
-    if isinstance(value, dict) and isinstance(tree.get(last), dict) and _is_section(kind):
-        _merge(tree[last], value, kind)
-    else:
-        tree[last] = value
+    _merge(tree, {last: value}, _kind(section) if section else Config)
 
 
-def _merge(old: dict[str, Any], new: Mapping[str, Any], section: type[Section]) -> None:
+def _merge(old: dict[str, Any], new: Mapping[str, Any], section: Any) -> None:
     """Put the keys of a map into a section and its inner sections. A map for another key replaces the value."""
-    kinds = get_type_hints(section)
+    kinds = get_type_hints(section) if _is_section(section) else {}
     for name, value in new.items():
         if isinstance(value, dict) and isinstance(old.get(name), dict) and _is_section(kinds.get(name)):
             _merge(old[name], value, kinds[name])

@@ -14,6 +14,7 @@ from td3_robot.driver.body import Body
 from td3_robot.driver.hang import HangWatch
 from td3_robot.messages import Phase
 from td3_robot.specs import Float32, RobotSpec
+from td3_robot.util.text import occurrence
 
 log = logging.getLogger(__name__)
 
@@ -212,13 +213,6 @@ class RobotBody(Body):
         otherwise = (int(Phase.TRUNCATED if self.prepared else Phase.MID), 0.0)
         return self._ask("phase() or reward", outcome, tolerated=not self.prepared) or otherwise
 
-    @staticmethod
-    def _log(problem: str, times: int, error: Exception) -> None:
-        """Log the 1st, 2nd, 4th, 8th, … occurrence, so that a problem that comes and goes does not fill the disk."""
-        if times & (times - 1) == 0:
-            again = f" ({times} times so far)" if times > 1 else ""
-            log.warning("%s%s", problem, again, exc_info=times == 1 and not isinstance(error, ValueError))
-
     def _ask(self, what: str, call: Callable[[], Answer], *, tolerated: bool = False) -> Answer | None:
         """Call the robot's code and return its result.
 
@@ -236,7 +230,9 @@ class RobotBody(Body):
             problem = f"{what}: {type(error).__name__}: {error}"
             if what not in self._problems:
                 self._troubles[what] += 1
-                self._log(problem, self._troubles[what], error)
+                times = self._troubles[what]
+                if (again := occurrence(times)) is not None:
+                    log.warning("%s%s", problem, again, exc_info=times == 1 and not isinstance(error, ValueError))
             self._problems[what] = problem
         else:
             self._problems.pop(what, None)

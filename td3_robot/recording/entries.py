@@ -90,8 +90,3 @@ class Facts:
 
     metadata: Mapping[str, str] = field(default_factory=dict)
     attachments: Sequence[Attachment] = ()
-
-
-def printable(text: str) -> str:
-    """Text from a file or a peer, as one line. Control characters are escaped: they could control the terminal."""
-    return text if text.isprintable() else repr(text)

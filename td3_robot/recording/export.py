@@ -20,7 +20,7 @@ import numpy as np
 from td3_robot.errors import EXIT_GOOD, SessionError, UsageError
 from td3_robot.messages import MESSAGES, Message, wire_fields
 from td3_robot.recording import viewer_file
-from td3_robot.recording.entries import Entry, printable
+from td3_robot.recording.entries import Entry
 from td3_robot.recording.poses import read_links
 from td3_robot.recording.reader import Session
 from td3_robot.recording.values import Names, names_of
@@ -28,6 +28,7 @@ from td3_robot.recording.values import rows as by_robot
 from td3_robot.runtime.arguments import Parser, make_folder
 from td3_robot.runtime.progress import Working
 from td3_robot.util import files
+from td3_robot.util.text import printable
 
 _BATCH = 5000  # number of rows to write to a Parquet file together
 _VIEWERS = ("ros2", "foxglove")  # formats for viewers, see ros2_messages.py and foxglove_messages.py

@@ -7,9 +7,10 @@ from typing import Any
 from td3_robot.core_types import Farewell
 from td3_robot.errors import ProtocolError
 from td3_robot.messages import Bye, LifecycleChange, Message, Refused, Status
-from td3_robot.recording.entries import Entry, printable
+from td3_robot.recording.entries import Entry
 from td3_robot.safety.lifecycle import State
 from td3_robot.transport import codec
+from td3_robot.util.text import printable
 
 _MOST = 200  # maximum number of different faults to keep, because a peer could invent faults and fill the memory
 

@@ -15,12 +15,13 @@ from td3_robot.core_types import ROBOT_ROLES
 from td3_robot.errors import EXIT_CHECK_FAILED, EXIT_GOOD, SessionError, UsageError
 from td3_robot.messages import Action, ActionOrigin, Hello, Message, Phase, Step, Weights
 from td3_robot.recording.decoder import Decoder
-from td3_robot.recording.entries import METADATA, REASON, Attachment, Entry, printable
+from td3_robot.recording.entries import METADATA, REASON, Attachment, Entry
 from td3_robot.recording.faults import Faults, line
 from td3_robot.recording.session_file import SessionFile, other_protocol
 from td3_robot.recording.stream import Stream
 from td3_robot.recording.timeline import Timeline, event_line
 from td3_robot.runtime.arguments import Parser
+from td3_robot.util.text import printable
 
 _EXAMPLES = """examples:
   td3-robot info runs/walker2d/session.mcap

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from td3_robot.errors import EXIT_CHECK_FAILED, EXIT_GOOD, UsageError, exit_code_of
 from td3_robot.messages import MESSAGES, Step
-from td3_robot.recording.entries import Entry, printable
+from td3_robot.recording.entries import Entry
 from td3_robot.recording.player import PLAYED_LINKS, Player, playable
 from td3_robot.recording.reader import Session
 from td3_robot.runtime.arguments import Parser, check_name, real
@@ -23,6 +23,7 @@ from td3_robot.runtime.run_folder import RunFolder
 from td3_robot.topics import MONITOR
 from td3_robot.transport.keys import AllowList, open_keys
 from td3_robot.transport.link import PEER_TIMEOUT
+from td3_robot.util.text import printable
 
 _WAIT = 10.0  # seconds within which a live node must answer
 _LOOK = 0.05  # longest wait for messages, in seconds; then the player looks at the keyboard and at signals

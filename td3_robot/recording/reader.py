@@ -22,10 +22,10 @@ from td3_robot.core_types import ROBOT_ROLES
 from td3_robot.errors import SessionError
 from td3_robot.messages import Hello, Message, Start, Turn, Weights
 from td3_robot.recording.decoder import Decoder
-from td3_robot.recording.entries import CONFIG, METADATA, ON_THE_WAY_NS, Attachment, Entry, printable
+from td3_robot.recording.entries import CONFIG, METADATA, ON_THE_WAY_NS, Attachment, Entry
 from td3_robot.recording.policies import head_of
 from td3_robot.recording.session_file import Item, SessionFile, other_protocol
-from td3_robot.util.text import one_line
+from td3_robot.util.text import one_line, printable
 
 Kind = TypeVar("Kind", bound=Message)
 

@@ -12,10 +12,11 @@ from td3_robot.config.schema import RecordConfig
 from td3_robot.core_types import Input, Output, Peer
 from td3_robot.messages import Bye, Record
 from td3_robot.recording import faults
-from td3_robot.recording.entries import ON_THE_WAY_NS, REASON, REPEATED, Attachment, Entry, Facts, printable
+from td3_robot.recording.entries import ON_THE_WAY_NS, REASON, REPEATED, Attachment, Entry, Facts
 from td3_robot.recording.policies import head_of, with_policy
 from td3_robot.recording.writer import SessionWriter
 from td3_robot.topics import RECORDER
+from td3_robot.util.text import printable
 
 log = logging.getLogger(__name__)
 

@@ -11,11 +11,12 @@ from typing import Any
 from td3_robot.errors import EXIT_GOOD, SessionError, UsageError
 from td3_robot.messages import PROTOCOL_VERSION
 from td3_robot.recording.decoder import Decoder
-from td3_robot.recording.entries import Facts, printable
+from td3_robot.recording.entries import Facts
 from td3_robot.recording.info import Contents, by
 from td3_robot.recording.session_file import SessionFile
 from td3_robot.recording.writer import write
 from td3_robot.runtime.arguments import Parser
+from td3_robot.util.text import printable
 
 EXIT_LOST = 3
 _EXAMPLES = """examples:

@@ -9,9 +9,10 @@ from typing import Any
 
 from td3_robot.errors import UsageError
 from td3_robot.messages import Command, LifecycleChange, Message, Start, Step
-from td3_robot.recording.entries import ON_THE_WAY_NS, Entry, printable
+from td3_robot.recording.entries import ON_THE_WAY_NS, Entry
 from td3_robot.recording.values import robot_of
 from td3_robot.specs import Channel, RobotSpec
+from td3_robot.util.text import printable
 
 _EVENTS = 500  # maximum number of events of one kind
 _SOURCES = 200  # maximum number of sources whose robots can be selected

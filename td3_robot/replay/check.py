@@ -15,7 +15,6 @@ from typing import Any
 
 from td3_robot.errors import EXIT_CHECK_FAILED, EXIT_GOOD, EXIT_USAGE, Td3RobotError, UsageError
 from td3_robot.messages import Action, Start, Step, Turn, wire_fields
-from td3_robot.recording.entries import printable
 from td3_robot.recording.reader import Session
 from td3_robot.replay import machines, rewrite
 from td3_robot.replay.compare import Comparison, compare, plot
@@ -23,6 +22,7 @@ from td3_robot.replay.outcome import Outcome, Replayed
 from td3_robot.runtime.arguments import Parser
 from td3_robot.runtime.progress import Working
 from td3_robot.util.extras import import_user_module, missing
+from td3_robot.util.text import printable
 
 CORES: dict[str, str] = {
     "policy": "td3_robot.replay.policy",

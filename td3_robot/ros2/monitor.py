@@ -9,7 +9,7 @@ from typing import Any
 from td3_robot.messages import Message
 from td3_robot.monitor.core import Monitor
 from td3_robot.monitor.node import ACCEPTS, watch, watcher_parser
-from td3_robot.recording.entries import Entry, printable
+from td3_robot.recording.entries import Entry
 from td3_robot.recording.ros2_messages import Converter, Draft
 from td3_robot.recording.values import Names
 from td3_robot.ros2 import ros
@@ -17,6 +17,7 @@ from td3_robot.runtime.node import Node
 from td3_robot.runtime.process import run_node
 from td3_robot.topics import MONITOR
 from td3_robot.util.output import say
+from td3_robot.util.text import printable
 
 _DEPTH = 10  # number of messages that wait for a slow subscriber
 _REMARKS_PERIOD = 1.0  # seconds between two checks for new remarks of the converter

@@ -17,11 +17,10 @@ from td3_robot.config import loading as configuration
 from td3_robot.config.schema import Config
 from td3_robot.errors import EXIT_USAGE, RunFolderError, UsageError
 from td3_robot.runtime.run_folder import RunFolder
+from td3_robot.util.extras import COMPLETING
 from td3_robot.util.text import NAME, NAME_RULE, did_you_mean, similar
 
 POLICY_HELP = "a policy file, a run folder (its best policy, else its final one), or a shipped policy such as walker2d"
-COMPLETING = "_ARGCOMPLETE"
-"""Environment variable that a shell sets when it asks for completions, see argcomplete."""
 _ALLOWED = "; allowed: "
 _LARGEST = 2**63 - 1  # default limit of whole numbers
 

@@ -30,8 +30,8 @@ def carry_out(
         detail: returns the ``detail`` field of the Reply.
     """
     error = ""
-    # A robot that keeps raising EmergencyStop sends ``estop`` in every control period. Log only the first.
-    repeated = command.verb == "estop" and lifecycle.stopped and not sender.startswith("operator")
+    # A robot that keeps raising EmergencyStop sends ``estop`` in every control period, with id 0. Log only the first.
+    repeated = command.verb == "estop" and lifecycle.stopped and not command.id
     quiet = command.verb == "state" or repeated
     verb = verbs.get(command.verb)
     if verb is None:

@@ -7,6 +7,8 @@ import importlib
 import sys
 from collections.abc import Iterator
 
+COMPLETING = "_ARGCOMPLETE"
+"""Environment variable that a shell sets when it asks for completions, see argcomplete."""
 _EXTRAS = {
     "torch": "learner",
     "tensorboard": "learner",

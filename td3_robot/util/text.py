@@ -16,14 +16,29 @@ _ALIKE = 0.5  # difflib's ratio, which is 1 for equal words
 _LISTED = 32  # words
 
 
+def printable(text: str) -> str:
+    """Return text from a file or a peer as one line, without characters that could control the terminal."""
+    return text if text.isprintable() else repr(text)
+
+
 def one_line(value: Any, longest: int = _LONGEST) -> str:
     """Return a value as one line of printable characters, without terminal control codes.
 
     If the line is longer than ``longest`` characters, cut the rest and append "…".
     """
     text = json.dumps(value) if isinstance(value, Mapping | list) else str(value)
-    text = text if text.isprintable() else repr(text)
+    text = printable(text)
     return text if len(text) <= longest else f"{text[:longest]}…"
+
+
+def occurrence(times: int) -> str | None:
+    """Return the end of a log line about occurrence number ``times`` of a problem; None if it gets no line.
+
+    Only the 1st, 2nd, 4th, 8th, … occurrence gets a line, so that a problem that comes and goes does not fill the disk.
+    """
+    if times & (times - 1):
+        return None
+    return f" ({times} times so far)" if times > 1 else ""
 
 
 def similar(word: str, known: Iterable[str], most: int = 1, alike: float = _ALIKE) -> list[str]:

@@ -126,7 +126,7 @@ def test_a_robot_can_stop_all_robots(make_core: Make, robot: Toy, caplog: pytest
     assert core.guard.lifecycle.stopped
     assert robot.applied[-1] == [0.25, 0]
     for number in range(2, 50):  # the server sends each stop back, but only the first is news
-        core.step([operator("estop")], number * PERIOD + 0.001)
+        core.step([("policy", Command(0, "", "estop", "", 0, "", b""))], number * PERIOD + 0.001)
     assert [record.message for record in caplog.records if record.name.endswith("commands")] == []
     robot.sees = [1.0, 2.0, 3.0]
     core.step([], 0.99)

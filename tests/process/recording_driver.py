@@ -3,9 +3,9 @@
 python recording_driver.py RECORD FAULT EXAMPLE ARGUMENTS…
 
 RECORD gets one line for each observation, action and stop: ``observe good``, ``apply 0.500000``, ``stop``. It gets
-``first reset`` for the first reset. During a fault, the word of the fault replaces ``good``, for example ``observe
-nan``. FAULT is a file that the test writes.
-Without the file, or if it is empty, there is no fault. Otherwise it holds one word:
+``first reset`` for the first reset. During a fault, the word of the fault replaces ``good``, for example
+``observe nan``. FAULT is a file that the test writes. Without the file, or if it is empty, there is no fault. Otherwise
+it holds one word:
 
 - ``frozen``: observe() repeats its last observation.
 - ``nan``: one channel is NaN.

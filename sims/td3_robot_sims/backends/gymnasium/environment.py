@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import warnings
 from collections.abc import Mapping
@@ -76,28 +77,24 @@ class GymnasiumEnvironment(Environment):
     def _reset(self) -> Float32:
         self._env.unwrapped.np_random = self.random
         result = self._env.reset()
-        try:
+        with contextlib.suppress(Exception):  # the user's values may be anything
             given, _ = result
             observation = np.array(given, np.float32)
-        except Exception:  # the user's values may be anything
-            raise wrong_result(self.task_name, "reset", result, self._shape) from None
-        if observation.shape != self._shape:
-            raise wrong_result(self.task_name, "reset", result, self._shape)
-        return observation
+            if observation.shape == self._shape:
+                return observation
+        raise wrong_result(self.task_name, "reset", result, self._shape)
 
     def _step(self, action: Float32) -> tuple[Float32, float, bool, bool]:
         result = self._env.step(self._command(action))
-        try:
+        with contextlib.suppress(Exception):  # the user's values may be anything
             given, reward, terminated, truncated, info = result
             terms = {key: value for key, value in info.items() if key.startswith("reward_") and np.ndim(value) == 0}
             self._terms = {key: float(value) for key, value in terms.items()}
             observation = np.array(given, np.float32)
             outcome = observation, float(reward), bool(terminated), bool(truncated)
-        except Exception:  # the user's values may be anything
-            raise wrong_result(self.task_name, "step", result, self._shape) from None
-        if observation.shape != self._shape:
-            raise wrong_result(self.task_name, "step", result, self._shape)
-        return outcome
+            if observation.shape == self._shape:
+                return outcome
+        raise wrong_result(self.task_name, "step", result, self._shape)
 
     def render(self, width: int = 640, height: int = 480) -> NDArray[np.uint8]:
         """Return the task's own picture, scaled by repeating or omitting pixels."""
