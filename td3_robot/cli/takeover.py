@@ -113,6 +113,8 @@ class Lines:
         self._newest: list[float] | None = None
         self._robot = robot
         self._rest = ""
+        channels = ", ".join(f"{channel['name']} ({channel['unit']})" for channel in robot.actions)
+        print(one_line(f"ready; each line: one number for each of {channels}; or q", 400), file=sys.stderr, flush=True)
 
     def action(self) -> list[float] | None:
         """The action of the newest complete line; None if no complete line has come since the last call."""

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import argparse
 import json
+import logging
+import math
 import statistics
+import time
 from collections import Counter, deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -25,6 +28,10 @@ from td3_robot.transport.tap import RECORDED
 from td3_robot.util.output import print_rows, say
 from td3_robot.util.text import did_you_mean, printable
 
+log = logging.getLogger(__name__)
+
+_QUIET = 5.0
+"""``topic echo`` logs a warning if it has printed no message after this many seconds."""
 WATCHED = sorted(kind.NAME for kind in RECORDED - {Turn})
 """Topics that a monitor can subscribe to: all recorded topics except Turn, which only recorders get."""
 _ROLES = {"source": ROBOT_ROLES, "policy server": ("policy",)}
@@ -236,17 +243,36 @@ def _echo(node: Node, options: argparse.Namespace) -> None:
     """Print messages until ``--count`` is reached or the reader closes the output."""
     printed = 0
     read = True
+    publishers: set[str] = set()  # of the topic
+    warn_at = time.monotonic() + _QUIET
 
     def receive(entry: Entry, message: Message, names: Names) -> None:
         nonlocal printed, read
-        wanted = entry.topic == options.topic and options.node in (None, entry.publisher)
-        if not wanted or not read or printed == options.count:
+        if entry.topic != options.topic:
+            return
+        publishers.add(entry.publisher)
+        if options.node not in (None, entry.publisher) or not read or printed == options.count:
             return
         printed += 1
         head = {"publisher": entry.publisher, "number": entry.sequence, "time": entry.published * 1e-9}
         read = say(json.dumps({**head, "message": whole(message, names)}, default=_plain))
 
-    monitor_node.watch(node, receive, lambda _: read and printed != options.count)
+    def show(monitor: Monitor) -> bool:
+        nonlocal warn_at
+        del monitor
+        if not printed and time.monotonic() >= warn_at:
+            warn_at = math.inf
+            log.warning("%s", quiet_line(options.topic, options.node, publishers))
+        return read and printed != options.count
+
+    monitor_node.watch(node, receive, show)
+
+
+def quiet_line(topic: str, wanted: str | None, publishers: Collection[str]) -> str:
+    """The warning that ``topic echo`` has printed nothing so far. ``publishers``: those that it has heard."""
+    of_node = "" if wanted is None else f" of {wanted!r}"
+    heard = f"; publishers so far: {', '.join(map(printable, sorted(publishers)))}" if publishers else ""
+    return f"no message{of_node} with topic {topic!r} in {_QUIET:g} s{heard}"
 
 
 def _plain(value: Any) -> str:

@@ -15,7 +15,7 @@ from td3_robot.errors import UsageError
 class Robot:
     """Replaces :class:`td3_robot.operators.Takeover` in these tests. The robot has two action channels."""
 
-    actions = ("hip", "knee")
+    actions = ({"name": "hip", "unit": "N m"}, {"name": "knee", "unit": "N m"})
 
     def __init__(self) -> None:
         self.sent: list[Sequence[float]] = []
@@ -66,3 +66,10 @@ def test_a_last_line_without_newline_is_an_error(pipe: tuple[int, int], text: by
     last = text.decode().split("\n")[-1]
     with pytest.raises(UsageError, match=f"the last line '{last}' has no newline, so it may be incomplete"):
         driven(pipe, text)
+
+
+def test_the_channels_are_printed_before_the_first_line(
+    pipe: tuple[int, int], capsys: pytest.CaptureFixture[str]
+) -> None:
+    driven(pipe, b"q\n")
+    assert capsys.readouterr() == ("", "ready; each line: one number for each of hip (N m), knee (N m); or q\n")

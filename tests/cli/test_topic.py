@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from td3_robot.cli.main import main
+from td3_robot.cli.topic import quiet_line
 from td3_robot.messages import MESSAGES, MotorCommand, Step, Weights, wire_fields
 from td3_robot.recording.values import whole
 from td3_robot.topics import TOPICS
@@ -85,3 +86,10 @@ def test_printing_works_for_messages_about_one_robot_and_about_no_robot() -> Non
     fields = dict.fromkeys(wire_fields(MotorCommand), 0) | {"action": np.array([0.5, 0.25], np.float32)}
     assert whole(MotorCommand(**fields), {"A": ["left", "right"]})["action"] == {"left": 0.5, "right": 0.25}
     assert whole(Weights(1, 0, 0, "", b"abc"), {})["payload"] == b"abc"
+
+
+def test_the_warning_of_a_quiet_echo_lists_the_publishers_of_the_topic() -> None:
+    assert quiet_line("step", None, ()) == "no message with topic 'step' in 5 s"
+    assert quiet_line("step", "sim-9", {"sim-1", "sim-0"}) == (
+        "no message of 'sim-9' with topic 'step' in 5 s; publishers so far: sim-0, sim-1"
+    )
