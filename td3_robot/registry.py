@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from td3_robot.errors import ConfigError
-from td3_robot.util.text import did_you_mean
+from td3_robot.util.text import did_you_mean, one_line
 
 
 class Registry:
@@ -79,7 +79,8 @@ class Registry:
         module, _, attribute = place.partition(":")
         try:
             return functools.reduce(getattr, attribute.split("."), importlib.import_module(module))
-        except (ImportError, AttributeError) as error:
+        except Exception as error:  # the code of an installed package may raise anything
             if name in self._own:
                 raise
-            raise ConfigError(f"{self.kind} {name!r} ({place}) cannot be loaded: {error}") from None
+            what = "" if isinstance(error, ImportError | AttributeError) else f"{type(error).__name__}: "
+            raise ConfigError(f"{self.kind} {name!r} ({place}) cannot be loaded: {what}{one_line(error)}") from None

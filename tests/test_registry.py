@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import sys
 from importlib import metadata
+from pathlib import Path
 
 import pytest
 
@@ -53,3 +54,13 @@ def test_error_names_a_row_that_cannot_be_imported(monkeypatch: pytest.MonkeyPat
     installed(monkeypatch, ("broken", place))
     with pytest.raises(ConfigError, match=rf"^toy 'broken' \({place}\) cannot be loaded: "):
         Registry("toy", {}, "td3_robot.toys").load("broken")
+
+
+def test_error_names_a_row_whose_module_fails(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "failing_module.py").write_text('raise RuntimeError("two\\nlines")')
+    monkeypatch.syspath_prepend(tmp_path)
+    installed(monkeypatch, ("broken", "failing_module:thing"))
+    with pytest.raises(ConfigError) as error:
+        Registry("toy", {}, "td3_robot.toys").load("broken")
+    line = "toy 'broken' (failing_module:thing) cannot be loaded: RuntimeError: 'two\\nlines'"
+    assert str(error.value) == line

@@ -77,6 +77,8 @@ def main(arguments: Sequence[str]) -> int:
     servers, keys = policy_servers(parsed, parsed.target)
     operators = {server: connect(server, keys, timeout=parsed.timeout) for server in servers}
     if parsed.verb == "takeover":
+        if sys.stdin is None:
+            raise UsageError("takeover reads standard input, which is closed; allowed: a terminal, a pipe or a file")
         [operator] = operators.values()  # the server of --target
         with operator.takeover(parsed.target, parsed.index, parsed.reason) as robot:
             drive(robot, sys.stdin.fileno())

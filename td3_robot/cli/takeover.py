@@ -41,8 +41,8 @@ def drive(robot: Takeover, source: int) -> None:
         source: file descriptor of the input. If the input is a terminal, the function reads single keys. It sends the
             newest action in each control period, for up to 2 s after the newest key. If the input is not a terminal,
             each line is the letter q or one action: one number for each channel, separated by spaces. The function
-            sends an action only once, not in each control period. If several lines come together, the function sends
-            only the action of the last line.
+            sends an action only once, not in each control period. If several lines come in one control period, the
+            function sends only the action of the last line.
 
     Raises:
         CommandError: the server refuses the actions, or does not answer.
@@ -50,17 +50,20 @@ def drive(robot: Takeover, source: int) -> None:
     """
     with _keys_at_once(source):
         pilot = Keyboard(robot.actions) if os.isatty(source) else Lines(robot)
-        while True:
-            if select.select([source], [], [], 0)[0]:
-                data = os.read(source, 4096)
+        ended = False
+        while not ended:
+            until = time.monotonic() + robot.period_s / 2
+            while not ended and select.select([source], [], [], 0)[0]:  # an unread line would delay later lines
+                data = os.read(source, 1 << 16)
                 if not pilot.read(data.decode("utf-8", "replace")):
                     return
-                if not data:
-                    robot.close()
-                    return
+                ended = not data
+                if time.monotonic() > until:  # the input is faster than this loop
+                    break
             if action := pilot.action():
                 robot.command(action)
             robot.wait()
+        robot.close()
 
 
 class Keyboard:
@@ -80,7 +83,8 @@ class Keyboard:
 
     def read(self, text: str) -> bool:
         """Apply the keys of ``text``. Return False if the person wants to end."""
-        self._pressed_at = time.monotonic()
+        if text:
+            self._pressed_at = time.monotonic()
         for arrow, key in _KEY.findall(text):
             if key == "q":
                 return False

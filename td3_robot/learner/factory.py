@@ -9,8 +9,7 @@ from msgspec.structs import replace
 
 from td3_robot.config.schema import Config
 from td3_robot.learner import compute
-from td3_robot.learner.algorithms.base import Algorithm
-from td3_robot.learner.algorithms.table import ALGORITHMS
+from td3_robot.learner.contract import load
 from td3_robot.learner.core import LearnerCore
 from td3_robot.learner.replay_buffer.storage import Storage
 from td3_robot.learner.resources import Networks
@@ -21,7 +20,7 @@ from td3_robot.specs import RobotSpec
 def networks(config: Config, spec: RobotSpec) -> Networks:
     """The sizes of an algorithm's networks. The function builds the networks to count their parameters."""
     learner = config.learner
-    algorithm: Algorithm = ALGORITHMS.load(learner.algorithm)(
+    algorithm = load(learner.algorithm)(
         spec.observation_size,
         spec.action_size,
         config.network.hidden,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from td3_robot.errors import ConfigError
 from td3_robot.learner.evaluations import next_multiple
 from td3_robot.learner.gauges import Gauges
 from td3_robot.learner.learning import Learning
@@ -67,7 +68,14 @@ class Reports:
         if self._gauges.length_mean is not None:
             record["length_mean"] = self._gauges.length_mean
         rates = self._rates(now, steps_per_s=learning.env_steps, updates_per_s=learning.updates)
-        self.records.append(record | self._gauges.figures(now) | rates | learning.training.metrics())
+        record |= self._gauges.figures(now) | rates
+        metrics = learning.training.metrics()
+        if taken := record.keys() & metrics.keys():
+            raise ConfigError(
+                f"learner.algorithm is {learning.config.learner.algorithm!r}: update returned the metric "
+                f"{min(taken)!r}, which is the name of a metric of the learner; allowed: another name"
+            )
+        self.records.append(record | metrics)
 
     def figures(self, now: float) -> dict[str, float]:
         """Gauges for the learner's Status."""

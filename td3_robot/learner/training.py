@@ -12,7 +12,7 @@ import torch
 
 from td3_robot.bundle import OBSERVATION_MEAN, OBSERVATION_STD, Bundle
 from td3_robot.config.schema import Config
-from td3_robot.learner import warm_start
+from td3_robot.learner import contract, warm_start
 from td3_robot.learner.checkpointing.stateful import Stateful, reading
 from td3_robot.learner.divergence import Divergence
 from td3_robot.learner.engine import selection
@@ -46,6 +46,8 @@ class Training:
         self.spec, self.hidden = spec, config.network.hidden
         options = getattr(config, learner.algorithm, None)
         self.algorithm = selection.implementation(learner)(*sizes, self.hidden, learner, seeds[0], device, options)
+        if not selection.has_engine(learner):
+            contract.check(self.algorithm, spec)
         self.experience: Replayed | Rollouts
         if self.on_policy:
             self.experience = Rollouts(learner.discount, *sizes)

@@ -80,9 +80,13 @@ def run_node(role: str, arguments: argparse.Namespace, body: Callable[[Node], No
             bus.close(advice)
             logs.last_words(f"{who}: {advice}")
             return EXIT_USAGE
-        _report_failure(node, f"{type(error).__name__}: {error}")
+        summary = " ".join(f"{type(error).__name__}: {error}".split())
+        _report_failure(node, summary)
         bus.close("crashed", in_order=False)  # a bug: the recorder gets all messages, so that a replay reproduces it
-        logs.last_words(traceback.format_exc().rstrip())
+        words = traceback.format_exc().rstrip()
+        if "\n" in str(error):  # the supervisor shows the last line of the log
+            words += f"\n{summary}"
+        logs.last_words(words)
         return 1
     except BaseException:
         bus.close("crashed", in_order=False)

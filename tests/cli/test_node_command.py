@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -185,6 +186,15 @@ def test_a_policy_too_large_for_a_command_is_refused(
     assert main(["node", "load", "toy.safetensors", "--endpoint", "ipc://x"]) == 2
     error = capsys.readouterr().err
     assert "at most 100 can be loaded into a running server; start the server with this policy: td3-robot" in error
+
+
+def test_a_takeover_without_standard_input_is_refused(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Python sets ``sys.stdin`` to None if the file descriptor is closed (``<&-`` in a shell)."""
+    monkeypatch.setattr(sys, "stdin", None)
+    assert main(["node", "takeover", "--target", "leg", "--endpoint", "ipc://x"]) == 2
+    assert "takeover reads standard input, which is closed" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("seconds", ["nan", "inf", "0", "-1"])

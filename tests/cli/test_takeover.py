@@ -18,6 +18,7 @@ class Robot:
     actions = ({"name": "hip", "unit": "N m"}, {"name": "knee", "unit": "N m"})
 
     def __init__(self) -> None:
+        self.period_s = 60.0  # so long that a slow machine can read all lines of a test in one period
         self.sent: list[Sequence[float]] = []
         self.open = True
 
@@ -53,6 +54,12 @@ def driven(pipe: tuple[int, int], text: bytes) -> Any:
 def test_the_newest_of_several_lines_is_sent_once(pipe: tuple[int, int]) -> None:
     robot = driven(pipe, b"0.5 0.5\n0.1 0.2\n")
     assert (robot.sent, robot.open) == ([[0.1, 0.2]], False)  # after close(), the robot applies the safe action
+
+
+def test_lines_that_fill_the_pipe_are_read_in_one_control_period(pipe: tuple[int, int]) -> None:
+    """If lines stayed in the pipe, the robot would get each action late."""
+    lines = b"0.5 0.5\n" * 8000 + b"0.1 0.2\n"  # 64,008 bytes; a pipe of Linux holds 65,536
+    assert driven(pipe, lines).sent == [[0.1, 0.2]]
 
 
 def test_the_line_q_ends_the_input_but_leaves_the_takeover_open(pipe: tuple[int, int]) -> None:

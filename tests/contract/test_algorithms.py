@@ -16,6 +16,7 @@ from td3_robot.learner.algorithms.a2c import A2C
 from td3_robot.learner.algorithms.base import Algorithm
 from td3_robot.learner.algorithms.ddpg import DDPG
 from td3_robot.learner.algorithms.metrics import Metrics
+from td3_robot.learner.algorithms.networks import Actor, Perceptron
 from td3_robot.learner.algorithms.table import ALGORITHMS, CONSUMES, IMPLIED, USES
 from td3_robot.learner.algorithms.td3 import TD3
 from td3_robot.learner.engine.td3 import FastTD3
@@ -52,6 +53,43 @@ class MeanOfCritics(TD3):
         actor_loss = 1e-3 * weights - torch.stack(self.critics(s, self.actor(s))).mean()
         self.minimise(actor_loss, self.actor_optimiser)
         return {"critic_loss": critic_loss, "actor_loss": actor_loss}
+
+
+class Ensemble(Algorithm):
+    """An example of an algorithm with critics and optimisers in lists, and with a head that is not trained."""
+
+    def build(self) -> None:
+        """Create an actor, three critics and an optimiser for each critic. The last optimiser also has the head."""
+        sizes = [self.observation_size + self.action_size, *self.hidden, 1]
+        self.actor = self.network(Actor([self.observation_size, *self.hidden, self.action_size]))
+        self.critics = [self.network(Perceptron(sizes)) for _ in range(3)]
+        self.scale = {"value": torch.ones((), requires_grad=True, device=self.device)}
+        self.head = self.network(Perceptron(sizes))
+        self.actor_optimiser = self.adam(self.actor)
+        self.optimisers = [self.adam(critic) for critic in self.critics[:2]]
+        self.optimisers.append(self.adam(self.critics[2], self.head))
+        self.optimisers[0].add_param_group({"params": [self.scale["value"]], "lr": 10 * self.config.learning_rate})
+
+    def update(self, batch: Batch) -> Metrics:
+        """Fit the critics to the reward, then improve the actor."""
+        s, a, r, *_ = batch
+        sa = torch.cat((s, a), 1)
+        for critic, optimiser in zip(self.critics, self.optimisers, strict=True):
+            self.minimise((self.scale["value"] * critic(sa) - r).square().mean(), optimiser)
+        values = self.critics[0](torch.cat((s, self.actor(s)), 1))
+        return {"gradient": self.minimise(-values.mean(), self.actor_optimiser)}
+
+
+def test_a_group_with_its_own_learning_rate_keeps_its_share() -> None:
+    made = Ensemble(3, 2, (5,), LearnerConfig(learning_rate=1e-3), 1)
+    for rate in (1e-3, 5e-4, 1e-4):
+        made.set_learning_rate(rate)
+        assert [group["lr"] for group in made.optimisers[0].param_groups] == pytest.approx([rate, 10 * rate])
+        assert made.actor_optimiser.param_groups[0]["lr"] == rate
+
+
+class TestEnsemble(AlgorithmContract):
+    algorithm = Ensemble
 
 
 class TestTD3(AlgorithmContract):

@@ -391,3 +391,12 @@ def test_policies_contain_the_safety_settings_and_a_wrong_setting_is_refused(
     world = World(wrong, spec, make_step)
     with pytest.raises(ConfigError, match="robot 'Toy' has no action 'up'"):
         world.join(world.peer("simulator", "sim-0", robots=1))
+
+
+def test_an_algorithm_cannot_use_the_name_of_a_metric_of_the_learner(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world.join(world.peer("simulator", "sim-0", robots=1))
+    monkeypatch.setattr(world.core.training, "metrics", lambda: {"loss": 0.5, "env_steps": 7.0})
+    with pytest.raises(ConfigError, match="update returned the metric 'env_steps', which is the name of a metric of"):
+        world.core.reports.record(world.time)

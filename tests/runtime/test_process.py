@@ -11,6 +11,29 @@ from td3_robot.runtime import process
 from td3_robot.runtime.node import Node
 
 
+@pytest.fixture
+def options(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> argparse.Namespace:
+    """Arguments of a node with a small configuration."""
+    monkeypatch.setattr(process, "_catch_signals", lambda _: None)  # pytest handles the signals
+    file = tmp_path / "robot.yaml"
+    file.write_text(f"endpoints: {{policy: 'ipc://{tmp_path}/policy'}}")
+    return argparse.Namespace(run=None, config=str(file), name="monitor", incarnation=1)
+
+
+def test_the_last_line_of_a_crash_has_the_whole_error(
+    options: argparse.Namespace, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The supervisor shows the last line of a process's log."""
+
+    def fail(_: Node) -> None:
+        raise ValueError("my update fails\n  for two reasons")
+
+    assert process.run_node("monitor", options, fail) == 1
+    first, *_, last = capsys.readouterr().err.splitlines()
+    assert first == "Traceback (most recent call last):"
+    assert last == "ValueError: my update fails for two reasons"
+
+
 @pytest.mark.parametrize("prog", [{"prog": "td3-robot monitor"}, {}])
 @pytest.mark.parametrize(
     ("module", "code", "last"),
@@ -28,20 +51,15 @@ def test_a_missing_package_of_an_extra_is_an_error_of_one_line(
     code: int,
     last: str,
     prog: dict[str, str],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    options: argparse.Namespace,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     """A module that belongs to no extra is a bug, so the node prints the traceback."""
-    monkeypatch.setattr(process, "_catch_signals", lambda _: None)  # pytest handles the signals
-    file = tmp_path / "robot.yaml"
-    file.write_text(f"endpoints: {{policy: 'ipc://{tmp_path}/policy'}}")
 
     def fail(_: Node) -> None:
         raise ModuleNotFoundError(f"No module named {module!r}", name=module)
 
-    options = argparse.Namespace(run=None, config=str(file), name="monitor", incarnation=1, **prog)
-    assert process.run_node("monitor", options, fail) == code
+    assert process.run_node("monitor", argparse.Namespace(**vars(options), **prog), fail) == code
     lines = capsys.readouterr().err.splitlines()
     assert lines[-1] == last.format(who=prog.get("prog", "monitor"))
     assert len(lines) == 1 or code == 1

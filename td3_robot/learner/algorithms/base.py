@@ -12,9 +12,11 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from td3_robot.config.learner import LearnerConfig
+from td3_robot.errors import ConfigError
 from td3_robot.learner import compute
 from td3_robot.learner.algorithms import state
 from td3_robot.learner.algorithms.metrics import Metrics, RunningMetrics
+from td3_robot.learner.algorithms.metrics import problem as metrics_problem
 from td3_robot.learner.algorithms.networks import initialise
 from td3_robot.learner.checkpointing.stateful import Arrays, reading
 from td3_robot.learner.replay_buffer.buffer import Batch
@@ -49,8 +51,9 @@ class Algorithm:
     score.
 
     The base class saves and restores every attribute that is an ``nn.Module``, a ``torch.optim.Optimizer`` or a
-    ``Tensor``. It also saves ``random``, ``updates`` and the metrics. It saves no other attributes, so :meth:`build`
-    must set them again after a restart.
+    ``Tensor``. In attributes that are lists, tuples or dictionaries, it does the same with modules, optimisers, and
+    tensors that require a gradient. It also saves ``random``, ``updates`` and the metrics. It saves nothing else, so
+    :meth:`build` must set all other attributes again after a restart.
 
     Args:
         observation_size: number of observation channels; O in the shapes of arrays.
@@ -120,14 +123,16 @@ class Algorithm:
             batch: see ``consumes``. Tensors are on the algorithm's device.
 
         Returns:
-            Metrics by name. Each metric is a tensor with one number, on the device.
+            Metrics by name. Each metric is a tensor with one number, or a number.
         """
         raise NotImplementedError
 
     def policy(self, *, averaged: bool) -> nn.Module:
         """The network that chooses the robots' actions.
 
-        If ``averaged`` is True: the network for evaluations and policy files.
+        If ``averaged`` is True: the network for evaluations and policy files. The network is a perceptron with the
+        hidden layers ``self.hidden``, ReLU after each hidden layer, and tanh after the last layer. The policy server
+        computes this function from the weights alone.
         """
         del averaged
         actor: nn.Module = self.actor
@@ -204,14 +209,30 @@ class Algorithm:
             self.device.type, torch.bfloat16, enabled=self.config.precision == "bf16", cache_enabled=False
         )
         with compute.flush_denormals(), low_precision:
-            self.measured.add(self.update(batch))
+            metrics = self.update(batch)
+        if wrong := metrics_problem(metrics) or self._errors_problem(len(batch.action)):
+            raise ConfigError(f"learner.algorithm is {self.config.algorithm!r}: {wrong}")
+        self.measured.add(metrics)
         return self.td_errors
 
+    def _errors_problem(self, rows: int) -> str | None:
+        """What is wrong with ``td_errors`` for prioritised replay; None if nothing is."""
+        if self.config.replay == "lap":
+            for error in self.td_errors:
+                if error.shape != (rows, 1):
+                    return f"update set td_errors of shape {list(error.shape)}; needed for 'lap': [{rows}, 1]"
+        return None
+
     def set_learning_rate(self, rate: float) -> None:
-        """Use this learning rate from the next update on. The learning rate is not part of :meth:`state`."""
+        """Use this learning rate from the next update on. The learning rate is not part of :meth:`state`.
+
+        If :meth:`build` gave a group of an optimiser another rate than ``learner.learning_rate``, the group's rate
+        changes by the same factor.
+        """
         for optimiser in state.optimisers(self).values():
             for group in optimiser.param_groups:
-                group["lr"] = rate
+                first = group.setdefault("initial_lr", group["lr"])  # torch's schedulers use this name, too
+                group["lr"] = first / self.config.learning_rate * rate
 
     def metrics(self, *, clear: bool = True) -> dict[str, float]:
         """Means over the updates since the last call with ``clear``, and the newest gauges. Waits for the device."""
@@ -252,7 +273,10 @@ class Algorithm:
         tensors = self.tensors() | state.optimiser_tensors(self)
         arrays: dict[str, NDArray[Any]] = {name: state.to_numpy(tensor) for name, tensor in tensors.items()}
         arrays["generator"] = self.random.get_state().numpy().copy()
-        return arrays, {"updates": self.updates, **self.measured.state()}
+        scalars: dict[str, Any] = {"updates": self.updates, **self.measured.state()}
+        if partly := state.partly_stepped(self):
+            scalars["partly_stepped"] = partly
+        return arrays, scalars
 
     @torch.no_grad()
     def restore(self, arrays: Arrays, scalars: Mapping[str, Any]) -> None:
@@ -271,7 +295,7 @@ class Algorithm:
                     )
             updates = int(scalars["updates"])
             random.set_state(torch.tensor(arrays["generator"], dtype=torch.uint8))
-            optimisers = state.read_optimisers(self, arrays)
+            optimisers = state.read_optimisers(self, arrays, scalars.get("partly_stepped", {}))
             self.measured.restore(scalars)
         self.updates, self.random = updates, random
         for name, tensor in tensors.items():

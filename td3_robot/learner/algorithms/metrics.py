@@ -8,8 +8,22 @@ from typing import Any
 import torch
 from torch import Tensor
 
-Metrics = Mapping[str, Tensor]
-"""The metrics of one update by name. Each metric is a tensor with one number."""
+from td3_robot.util.text import one_line
+
+Metrics = Mapping[str, Tensor | float]
+"""The metrics of one update by name. Each metric is a number, or a tensor with one number on any device."""
+
+
+def problem(metrics: object) -> str | None:
+    """What is wrong with the metrics of an update; None if they are :data:`Metrics`."""
+    if not isinstance(metrics, Mapping):
+        return f"update returned {one_line(metrics)}; allowed: a map with the metrics by name"
+    for name, value in metrics.items():
+        size = value.numel() if isinstance(value, Tensor) else int(isinstance(value, (int, float)))
+        if not isinstance(name, str) or size != 1:
+            found = f"a tensor of shape {list(value.shape)}" if isinstance(value, Tensor) else one_line(value)
+            return f"update returned the metric {name!r} with the value {found}; allowed: names with one number each"
+    return None
 
 
 class RunningMetrics:
@@ -30,7 +44,7 @@ class RunningMetrics:
     def add(self, metrics: Metrics) -> None:
         """Add the metrics of one update."""
         for name, value in metrics.items():
-            value = value.detach()
+            value = value.detach() if isinstance(value, Tensor) else torch.tensor(float(value))
             if name in self._gauges:
                 self._gauges[name] = value
             else:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -10,60 +11,103 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from td3_robot.errors import ConfigError
 from td3_robot.learner.checkpointing.stateful import Arrays
 
 
-def tensors(owner: object) -> dict[str, Tensor]:
-    """The tensors in the attributes of ``owner``. A tensor of a module gets the name ``attribute.name``.
+def parts(owner: object) -> dict[str, Any]:
+    """The attributes of ``owner``, and the elements of its lists, tuples and dictionaries.
 
-    A module that two attributes share appears once.
+    An element has the name ``attribute.index`` or ``attribute.key``.
+    """
+    found: dict[str, Any] = {}
+    for attribute, value in vars(owner).items():
+        if isinstance(value, list | tuple):
+            found |= {f"{attribute}.{index}": item for index, item in enumerate(value)}
+        elif isinstance(value, dict):
+            found |= {f"{attribute}.{key}": item for key, item in value.items()}
+        else:
+            found[attribute] = value
+    return found
+
+
+def tensors(owner: object) -> dict[str, Tensor]:
+    """The tensors of ``owner``: the tensors of modules, and other tensors.
+
+    In lists, tuples and dictionaries, the function finds modules and parameters (tensors that require a gradient), but
+    no other tensors. A tensor of a module gets the name ``attribute.name``. A module that has two names appears once.
     """
     found: dict[str, Tensor] = {}
     seen: set[int] = set()
-    for attribute, value in vars(owner).items():
+    for part, value in parts(owner).items():
         if id(value) in seen:
             continue
-        seen.add(id(value))
         if isinstance(value, nn.Module):
-            found |= {f"{attribute}.{name}": tensor for name, tensor in value.state_dict().items()}
-        elif isinstance(value, Tensor):
-            found[attribute] = value.detach()
+            seen.add(id(value))
+            found |= {f"{part}.{name}": tensor for name, tensor in value.state_dict().items()}
+        elif isinstance(value, Tensor) and (part in vars(owner) or value.requires_grad):
+            seen.add(id(value))
+            found[part] = value.detach()
     return found
 
 
 def optimisers(owner: object) -> dict[str, Optimizer]:
-    """The optimisers in attributes of ``owner``, by the attribute's name."""
-    return {attribute: value for attribute, value in vars(owner).items() if isinstance(value, Optimizer)}
+    """The optimisers of ``owner`` by name, see :func:`parts`."""
+    return {part: value for part, value in parts(owner).items() if isinstance(value, Optimizer)}
 
 
 def optimiser_tensors(owner: object) -> dict[str, Tensor]:
     """The tensors that the optimisers keep for each parameter. Before the first step, there are no such tensors.
 
-    The key is ``attribute.index.name``: the optimiser's attribute, the parameter's index and the tensor's name.
+    The key is ``optimiser.index.name``: the optimiser's name, the parameter's index and the tensor's name.
+
+    Raises:
+        ConfigError: an optimiser keeps values that are not tensors.
     """
-    return {
-        f"{attribute}.{index}.{name}": value
-        for attribute, optimiser in optimisers(owner).items()
-        for index, kept in optimiser.state_dict()["state"].items()
-        for name, value in kept.items()
-    }
+    found: dict[str, Tensor] = {}
+    for part, optimiser in optimisers(owner).items():
+        for index, kept in optimiser.state_dict()["state"].items():
+            for name, value in kept.items():
+                if not isinstance(value, Tensor):
+                    raise ConfigError(
+                        f"the algorithm's optimiser {part!r} is a {type(optimiser).__name__} and keeps {name!r}, which "
+                        "is no tensor; allowed: optimisers that keep only tensors, for example Adam and SGD"
+                    )
+                found[f"{part}.{index}.{name}"] = value
+    return found
 
 
-def read_optimisers(owner: object, arrays: Arrays) -> list[tuple[Optimizer, dict[str, Any]]]:
-    """The saved state of each optimiser, in the form that its ``load_state_dict`` takes."""
+def partly_stepped(owner: object) -> dict[str, list[int]]:
+    """The optimisers that keep tensors for some of their parameters only, and the indices of these parameters.
+
+    An optimiser keeps nothing for a parameter that never had a gradient.
+    """
+    found = {part: optimiser.state_dict() for part, optimiser in optimisers(owner).items()}
+    counts = {part: sum(len(group["params"]) for group in kept["param_groups"]) for part, kept in found.items()}
+    return {part: sorted(kept["state"]) for part, kept in found.items() if 0 < len(kept["state"]) < counts[part]}
+
+
+def read_optimisers(
+    owner: object, arrays: Arrays, partly: Mapping[str, Sequence[int]]
+) -> list[tuple[Optimizer, dict[str, Any]]]:
+    """The saved state of each optimiser, in the form that its ``load_state_dict`` takes.
+
+    ``partly`` is the value of :func:`partly_stepped` when the state was saved.
+    """
     found: list[tuple[Optimizer, dict[str, Any]]] = []
-    for attribute, optimiser in optimisers(owner).items():
+    for part, optimiser in optimisers(owner).items():
         parameters = [parameter for group in optimiser.param_groups for parameter in group["params"]]
         kept: dict[int, dict[str, Tensor]] = {}
         for key, array in arrays.items():
-            if key.startswith(f"{attribute}."):
-                index, _, name = key.removeprefix(f"{attribute}.").partition(".")
+            if key.startswith(f"{part}."):
+                index, _, name = key.removeprefix(f"{part}.").partition(".")
                 if array.shape not in ((), tuple(parameters[int(index)].shape)):
                     raise ValueError(f"{key!r} is {array.dtype}{list(array.shape)}, which does not fit the networks")
                 kept.setdefault(int(index), {})[name] = torch.tensor(array)
-        complete = sorted(kept) == list(range(len(parameters))) and len(set(map(frozenset, kept.values()))) == 1
-        if kept and not complete:
-            raise ValueError(f"{attribute!r} is incomplete")
+        stepped = list(partly.get(part, range(len(parameters))))
+        complete = sorted(kept) == stepped and len(set(map(frozenset, kept.values()))) == 1
+        if (kept or part in partly) and not complete:
+            raise ValueError(f"{part!r} is incomplete")
         found.append((optimiser, {"state": kept, "param_groups": optimiser.state_dict()["param_groups"]}))
     return found
 

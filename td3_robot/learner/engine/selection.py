@@ -5,8 +5,8 @@ from __future__ import annotations
 from td3_robot.config.learner import LearnerConfig
 from td3_robot.learner.algorithms.base import Algorithm
 from td3_robot.learner.algorithms.ddpg import DDPG
-from td3_robot.learner.algorithms.table import ALGORITHMS
 from td3_robot.learner.algorithms.td3 import TD3
+from td3_robot.learner.contract import load
 from td3_robot.learner.engine import compiled, threads
 from td3_robot.learner.engine.compiled import CompiledTD3
 from td3_robot.learner.engine.td3 import FastTD3
@@ -26,14 +26,14 @@ def implementation(config: LearnerConfig) -> type[Algorithm]:
     The engine is :class:`CompiledTD3` if ``learner.compile`` is true, the device is the CPU, and
     :func:`compiled.available` is true.
     """
-    algorithm: type[Algorithm] = ALGORITHMS.load(config.algorithm)
+    algorithm = load(config.algorithm)
     if algorithm in ENGINES and config.compiles and compiled.available():
         return CompiledTD3
     return ENGINES.get(algorithm, algorithm)
 
 
 def has_engine(config: LearnerConfig) -> bool:
-    return ALGORITHMS.load(config.algorithm) in ENGINES
+    return load(config.algorithm) in ENGINES
 
 
 def use_threads(config: LearnerConfig) -> None:
