@@ -19,8 +19,10 @@ from numpy.typing import NDArray
 
 from td3_robot.errors import UsageError
 from td3_robot.specs import Float32, Float64, RobotSpec
+from td3_robot.util import files
 
 LINKS = Path(__file__).with_name("links.json")
+_LONGEST = 1 << 24  # bytes of a file
 _SPEED = 0.3  # s/m; the observed velocity of the torso is its velocity in m/s times this factor
 _TORSO = {name: f"torso.{name}" for name in ("height", "roll", "pitch", "velocity_x", "velocity_y")}
 _TORSO |= {"sin": "target.sin", "cos": "target.cos"}
@@ -100,7 +102,7 @@ def robots() -> dict[str, Robot]:
 def read_links(path: str) -> None:
     """Add the robots in a file like ``links.json``. Raises a UsageError if the file is missing or malformed."""
     try:
-        robots().update(msgspec.json.decode(Path(path).read_bytes(), type=dict[str, Robot]))
+        robots().update(msgspec.json.decode(files.read(Path(path), _LONGEST), type=dict[str, Robot]))
     except (OSError, msgspec.DecodeError) as error:
         raise UsageError(f"--links {path!r}: {error}") from None
 

@@ -29,7 +29,7 @@ from td3_robot.messages import PROTOCOL_VERSION, Weights
 from td3_robot.recording.entries import Attachment, Entry
 from td3_robot.recording.policies import REFERENCE, head_of, with_policy
 from td3_robot.recording.writer import PROFILE
-from td3_robot.util import process_lock
+from td3_robot.util import files, process_lock
 
 _MAGIC = b"\x89MCAP0\r\n"
 _HEAD = struct.Struct("<BQ")  # of a record: opcode, length of the body
@@ -83,7 +83,7 @@ class SessionFile:
 
     def being_written(self) -> bool:
         """Whether a process on this machine is writing the file. The file has no index until the process closes it."""
-        with contextlib.suppress(OSError), self.path.open("rb") as file:
+        with contextlib.suppress(OSError), files.open_regular(self.path) as file:
             return process_lock.is_locked(file.fileno())
         return False
 
@@ -97,7 +97,7 @@ class SessionFile:
         self._channels, self._references, self._policies = {}, set(), {}
         self._places = _Places()
         try:
-            with self.path.open("rb") as file:
+            with files.open_regular(self.path) as file:
                 self.size = self.path.stat().st_size
                 if file.read(len(_MAGIC)) != _MAGIC:
                     raise SessionError(f"{str(self.path)!r} is not an MCAP file")
@@ -267,7 +267,7 @@ class SessionFile:
             return entry
         chunk, begin, end = place
         if chunk != offset:
-            with self.path.open("rb") as file:
+            with files.open_regular(self.path) as file:
                 file.seek(chunk)
                 _, length = _HEAD.unpack(file.read(_HEAD.size))
                 data = _unpacked(Chunk.read(ReadDataStream(BytesIO(file.read(length)))))

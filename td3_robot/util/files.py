@@ -7,8 +7,10 @@ import errno
 import os
 import secrets
 import shutil
+import stat
 from collections.abc import Iterator
 from pathlib import Path
+from typing import BinaryIO
 
 
 @contextlib.contextmanager
@@ -29,9 +31,21 @@ def naming(path: Path, instead_of: str = "") -> Iterator[None]:
         raise
 
 
+def open_regular(path: Path) -> BinaryIO:
+    """Open a regular file for reading.
+
+    Raises:
+        OSError: there is no such file; or it is a folder, a device or a pipe. To open a pipe could take forever.
+    """
+    mode = path.stat().st_mode
+    if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
+        raise OSError(errno.EINVAL, "not a regular file", str(path))
+    return path.open("rb")  # raises IsADirectoryError for a folder
+
+
 def read(path: Path, most: int) -> bytes:
-    """Read a file of at most ``most`` bytes. Raises OSError if the file is longer, or is a device without an end."""
-    with naming(path), path.open("rb") as file:
+    """Read a regular file of at most ``most`` bytes. Raises OSError if the file is longer, see also open_regular."""
+    with naming(path), open_regular(path) as file:
         content = file.read(most + 1)
         if len(content) > most:
             raise OSError(errno.EFBIG, f"more than {most:,} bytes", str(path))

@@ -142,6 +142,31 @@ def test_a_mistake_gives_exit_code_2_and_one_line(
 @pytest.mark.parametrize(
     "words",
     [
+        "bundle show pipe",
+        "bundle create pipe out.safetensors",
+        "eval pipe",
+        "policy --config robot.yaml --bundle pipe",
+        "node load pipe --config robot.yaml",
+        "info pipe",
+        "play pipe --policy ipc://x",
+        "replay pipe",
+        "export pipe --out tables",
+        "recover pipe",
+        "monitor --config robot.yaml --foxglove 0 --links pipe",
+    ],
+)
+def test_a_pipe_is_refused_because_to_open_it_could_take_forever(
+    words: str, fail: Callable[[str], tuple[int, str]], tmp_path: Path
+) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    code, error = fail(words)
+    assert (code, error.count("\n")) == (2, 0), error
+    assert "not a regular file" in error
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
         "policy --config busy.yaml --bundle toy.safetensors",
         "monitor --config busy.yaml",
         "monitor --endpoint {endpoint}",

@@ -43,7 +43,7 @@ from td3_robot.transport import codec
         ("policy --config empty.yaml --set endpoints.keys=~nosuchuser/x", "'~nosuchuser/x': there is no such user"),
         (
             "policy --config empty.yaml --bundle /dev/zero",
-            "policy '/dev/zero' cannot be read: more than 268,435,456",
+            "policy '/dev/zero' cannot be read: not a regular file",
         ),
         ("node estop now --endpoint ipc://x", "estop with now"),
         ("node watch now --endpoint ipc://x", "watch with now"),

@@ -92,6 +92,21 @@ def test_a_repeated_record_of_offline_updates_replaces_the_earlier_record(tmp_pa
     assert read(metrics, "offline") == [rows[0], *rows[2:]]
 
 
+def test_only_regular_files_are_read(tmp_path: Path) -> None:
+    """Opening a pipe would wait for a writer. A device such as /dev/zero may have no end."""
+    pipe, file = tmp_path / "pipe", tmp_path / "file"
+    os.mkfifo(pipe)
+    file.write_bytes(b"12")
+    for path in (pipe, Path("/dev/zero")):
+        with pytest.raises(OSError, match=rf"not a regular file: '{path}'$"):
+            files.read(path, 2)
+    with pytest.raises(IsADirectoryError, match=rf"Is a directory: '{tmp_path}'$"):
+        files.read(tmp_path, 2)
+    with pytest.raises(OSError, match=rf"more than 1 bytes: '{file}'$"):
+        files.read(file, 1)
+    assert files.read(file, 2) == b"12"
+
+
 def test_only_files_are_replaced(tmp_path: Path) -> None:
     """A write by root must not replace a device such as /dev/full. The test uses a pipe, which any user can create."""
     pipe, folder = tmp_path / "pipe", tmp_path / "folder"

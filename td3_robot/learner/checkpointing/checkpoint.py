@@ -127,7 +127,7 @@ def tidy(folder: Path) -> None:
 
 
 def _header(path: Path, what: str) -> dict[str, Any]:
-    with files.naming(path), path.open("rb") as file:
+    with files.naming(path), files.open_regular(path) as file:
         size = file.read(8)
         head = size + file.read(min(int.from_bytes(size, "little"), MAX_HEADER))
     return read_metadata(head, what)
