@@ -31,7 +31,7 @@ class Action(msgspec.Struct, forbid_unknown_fields=True):
 _REASON = "dashboard"
 
 
-def act(body: bytes, folder: RunFolder | None, config: Config) -> dict[str, Any]:
+def act(action: Action, folder: RunFolder | None, config: Config) -> dict[str, Any]:
     """Send a command to the policy servers of a run or configuration, and wait for the answers.
 
     Only a run on a cluster has several policy servers.
@@ -40,11 +40,7 @@ def act(body: bytes, folder: RunFolder | None, config: Config) -> dict[str, Any]
         ``done``: whether each server has confirmed the action. For ``estop`` and ``activate``, each connected robot
         must have confirmed it, too. ``text``: the problems. The text is empty if there are no problems. ``state``: the
         states that the servers report, without repetitions. ``confirmed``: the robots that confirmed the action.
-
-    Raises:
-        msgspec.DecodeError: the request is malformed.
     """
-    action = msgspec.json.decode(body, type=Action)
     answers: list[Answer] = []
     problems = []
     try:

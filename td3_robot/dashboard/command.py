@@ -39,6 +39,7 @@ def main(arguments: Sequence[str]) -> int:
         read_links(options.links)
     import uvicorn
 
+    from td3_robot.dashboard.ending import Ending
     from td3_robot.dashboard.guard import OPERATOR, VIEWER, Guard
 
     with _listening(options.host, options.port) as listener, contextlib.ExitStack() as stack:
@@ -47,7 +48,7 @@ def main(arguments: Sequence[str]) -> int:
         hosts = _hosts(options.host, port)
         tokens = {role: secrets.token_urlsafe(24) for role in (VIEWER, OPERATOR)}
         app = stack.enter_context(_app(options, lambda: server.should_exit))
-        guard = Guard(app, scheme, frozenset(hosts), tokens, f"td3_robot_{port}")
+        guard = Guard(Ending(app, lambda: server.should_exit), scheme, frozenset(hosts), tokens, f"td3_robot_{port}")
         settings = uvicorn.Config(
             guard,
             log_config=None,  # an access log would hold the token

@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
 from starlette.applications import Starlette
-from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import FileResponse, PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
 from td3_robot.config.schema import Config
-from td3_robot.dashboard.actions import LONGEST, act
+from td3_robot.dashboard.actions import LONGEST, Action, act
 from td3_robot.dashboard.drawing import ROBOTS
+from td3_robot.dashboard.ending import in_own_thread
 from td3_robot.dashboard.guard import OPERATOR, ROLE
 from td3_robot.dashboard.live import BINS_MS, HISTORY, LISTED, PERIOD, Live
 from td3_robot.dashboard.recordings import STATIC, Recordings, as_json
@@ -47,6 +48,7 @@ class Dashboard:
     config: Config
     closing: Callable[[], bool]
     recordings: Recordings | None
+    _loading: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     def app(self) -> Starlette:
         return Starlette(
@@ -96,9 +98,14 @@ class Dashboard:
             if len(body) > LONGEST:
                 return PlainTextResponse(f"refused: the request is longer than {LONGEST} bytes\n", 413)
         try:
-            return as_json(await run_in_threadpool(act, body, self.folder, self.config))
+            action = msgspec.json.decode(body, type=Action)
         except msgspec.DecodeError as error:  # a ValidationError is a DecodeError
             return PlainTextResponse(f"refused: {error}\n", 400)
+        # A load may never return, and keeps its thread. So only one load may wait.
+        if action.verb == "load" and self._loading.locked():
+            return PlainTextResponse("refused: the dashboard is still loading another policy\n", 409)
+        async with self._loading if action.verb == "load" else contextlib.nullcontext():
+            return as_json(await in_own_thread(lambda: act(action, self.folder, self.config)))
 
     def _metrics(self, request: Request) -> Response:
         """The records of ``metrics.jsonl`` as columns. Starlette calls this function in a thread."""
