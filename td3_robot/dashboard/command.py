@@ -10,6 +10,7 @@ import os
 import secrets
 import signal
 import socket
+import ssl
 import tempfile
 import webbrowser
 from collections.abc import Callable, Iterator, Sequence
@@ -60,6 +61,8 @@ def main(arguments: Sequence[str]) -> int:
             ssl_certfile=options.cert,
             ssl_keyfile=options.key,
         )
+        with _naming_tls_files(options.cert, options.key):
+            settings.load()
         server = uvicorn.Server(settings)
         view, operate = (f"{scheme}://{hosts[0]}/?token={token}" for token in tokens.values())
         # uvicorn first handles SIGINT and SIGTERM itself. After its shutdown, uvicorn raises the same signal again, now
@@ -151,6 +154,25 @@ def _check(options: argparse.Namespace) -> None:
     loopback = options.host == "localhost" or (address is not None and address.is_loopback)
     if not loopback and options.cert is None:
         raise UsageError(f"--host {options.host!r} is not loopback, so it needs TLS: give --cert and --key")
+
+
+@contextlib.contextmanager
+def _naming_tls_files(cert: str | None, key: str | None) -> Iterator[None]:
+    """If the block cannot use the certificate and the key, raise a UsageError that names the wrong file."""
+    try:
+        yield
+    except OSError as error:  # an SSLError is an OSError
+        for option, file in (("--cert", cert), ("--key", key)):
+            if file is not None and not os.access(file, os.R_OK):
+                raise UsageError(f"{option} {file!r}: this user may not read the file") from None
+        if getattr(error, "reason", "") == "KEY_VALUES_MISMATCH":
+            raise UsageError(f"--key {key!r}: this is not the key of the certificate {cert!r}") from None
+        try:
+            ssl.create_default_context(cafile=cert)
+        except OSError:
+            raise UsageError(f"--cert {cert!r}: the file holds no certificate in PEM format") from None
+        why = "the file holds no private key in PEM format, or its password is wrong"
+        raise UsageError(f"--key {key!r}: {why}") from None
 
 
 def _hosts(host: str, port: int) -> list[str]:

@@ -177,13 +177,42 @@ def test_only_an_operator_may_command(site: Site) -> None:
     assert "start its training first" in json.loads(text)["text"]
 
 
-@pytest.mark.skipif(not shutil.which("openssl"), reason="needs openssl, which makes the certificate")
-def test_with_a_certificate_the_page_uses_tls(serve: Callable[..., Site], tmp_path: Path) -> None:
-    make_run(tmp_path / "run")
+def make_certificate(folder: Path) -> None:
+    """Make ``cert.pem`` and ``key.pem`` in a folder, for localhost."""
+    if not shutil.which("openssl"):
+        pytest.skip("needs openssl, which makes the certificate")
     files = ("-keyout", "key.pem", "-out", "cert.pem")
     words = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "1")
     names = ("-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost")
-    subprocess.run(["openssl", "req", "-x509", *words, *files, *names], cwd=tmp_path, check=True, capture_output=True)
+    subprocess.run(["openssl", "req", "-x509", *words, *files, *names], cwd=folder, check=True, capture_output=True)
+
+
+@pytest.mark.parametrize(
+    ("cert", "key", "error"),
+    [
+        ("text", "key.pem", "--cert 'text': the file holds no certificate in PEM format"),
+        ("key.pem", "key.pem", "--cert 'key.pem': the file holds no certificate in PEM format"),
+        ("cert.pem", "text", "--key 'text': the file holds no private key in PEM format, or its password is wrong"),
+        ("cert.pem", "other/key.pem", "--key 'other/key.pem': this is not the key of the certificate 'cert.pem'"),
+    ],
+)
+def test_a_file_without_certificate_or_key_is_refused_before_an_address_is_printed(
+    cert: str, key: str, error: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("uvicorn", reason="needs td3-robot[dashboard], which is not installed")
+    monkeypatch.chdir(tmp_path)
+    make_run(tmp_path / "run")
+    (tmp_path / "text").write_text("no PEM")
+    (tmp_path / "other").mkdir()
+    make_certificate(tmp_path)
+    make_certificate(tmp_path / "other")
+    assert main(["dashboard", "--run", "run", "--port", "0", "--cert", cert, "--key", key]) == 2
+    assert capsys.readouterr() == ("", f"td3-robot dashboard: {error}\n")
+
+
+def test_with_a_certificate_the_page_uses_tls(serve: Callable[..., Site], tmp_path: Path) -> None:
+    make_run(tmp_path / "run")
+    make_certificate(tmp_path)
     site = serve("--run", "run", "--host", "localhost", "--cert", "cert.pem", "--key", "key.pem")
     assert site.address.startswith("https://localhost:")
     trusted = ssl.create_default_context(cafile=tmp_path / "cert.pem")
