@@ -7,6 +7,7 @@ import contextlib
 import os
 import sys
 from collections.abc import Callable, Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +18,12 @@ from starlette.responses import FileResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
 from td3_robot.runtime.comparison import runs_in
+from td3_robot.runtime.hosts import Lifeline
 
 STATIC = Path(__file__).parent / "static"
 _MOST = 1000  # maximum number of listed recordings
 _TEXT = 20_000  # maximum number of characters of a replay's output on the page
-_COMMAND = (sys.executable, "-m", "td3_robot")
+_COMMAND = (sys.executable, "-m", "td3_robot.dashboard.reading")
 
 
 def recordings_in(run: Path) -> dict[str, Path]:
@@ -118,11 +120,17 @@ async def _replay(name: str, file: Path) -> tuple[int, str]:
 async def _run(words: tuple[str, ...]) -> tuple[int, bytes, str]:
     """Run a td3-robot command, and return its exit code, output and errors.
 
-    If the asyncio task that calls this function is cancelled, the command ends, too.
+    If the asyncio task that calls this function is cancelled, or this process ends, the command ends, too.
     """
     pipe = asyncio.subprocess.PIPE
     process = await asyncio.create_subprocess_exec(
-        *_COMMAND, *words, stdin=asyncio.subprocess.DEVNULL, stdout=pipe, stderr=pipe
+        *_COMMAND,
+        *words,
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=pipe,
+        stderr=pipe,
+        env=_lifeline().environment(os.environ),
+        pass_fds=(_lifeline().read_end,),
     )
     _yield_processors(process.pid)
     try:
@@ -131,6 +139,12 @@ async def _run(words: tuple[str, ...]) -> tuple[int, bytes, str]:
         if process.returncode is None:
             process.kill()
     return process.returncode or 0, output, errors.decode(errors="replace")
+
+
+@cache
+def _lifeline() -> Lifeline:
+    """The pipe that all commands follow. It closes when this process ends."""
+    return Lifeline()
 
 
 def _yield_processors(process: int) -> None:

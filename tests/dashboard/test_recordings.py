@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -173,6 +175,22 @@ def test_only_one_replay_runs_at_a_time_and_it_ends_when_the_dashboard_ends(
     site.process.interrupt()
     assert site.process.finish(30) == 130, site.process.output()
     assert psutil.wait_procs(replays, timeout=300)[1] == []
+
+
+def test_a_command_ends_when_the_dashboard_is_killed(tmp_path: Path) -> None:
+    """The command waits for a policy server that does not exist, so it does not end without a reason."""
+    pytest.importorskip("starlette", reason="needs td3-robot[dashboard], which is not installed")
+    words = ("topic", "echo", "step", "--endpoint", f"ipc://{tmp_path}/policy.sock")
+    program = f"import asyncio; from td3_robot.dashboard.recordings import _run; asyncio.run(_run({words!r}))"
+    with subprocess.Popen([sys.executable, "-c", program]) as dashboard:
+        process = psutil.Process(dashboard.pid)
+        poll_until(process.children, lambda: "the command has not started", 60)
+        commands = process.children()
+        dashboard.kill()
+    left = psutil.wait_procs(commands, timeout=60)[1]
+    for command in left:
+        command.kill()
+    assert left == []
 
 
 @pytest.mark.parametrize(
