@@ -66,6 +66,9 @@ def _drive(node: Node, ros_node: DriverNode) -> None:
         raise ConfigError("ros2.bundle is not set; allowed: a policy file, a run folder or a shipped policy")
     spec = load_policy(config.bundle).spec
     inputs, outputs = Inputs(spec, config), Outputs(spec, config)
+    for it in config.observations:
+        ros.check_topic(ros_node, f"ros2.observations of {it.channel!r}: the topic", it.source)
+    ros.check_topic(ros_node, "ros2.command.topic", config.command.topic)
     publish = ros_node.commands(config.command, ros.profile(config.qos_out), outputs.joints, spec.control_period)
     robot = Ros2Robot(spec, inputs, outputs, publish)
     desk = Desk(node, robot)

@@ -25,7 +25,6 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from diagnostic_msgs.msg import DiagnosticArray, DiagnosticStatus, KeyValue
-from rcl_interfaces.msg import ParameterDescriptor
 from rclpy.duration import Duration
 from rclpy.lifecycle import LifecycleNode, TransitionCallbackReturn
 from rclpy.node import Node
@@ -82,11 +81,10 @@ class DriverNode(LifecycleNode):  # type: ignore[misc]  # without rclpy, mypy se
     _desk: Desk
 
     def __init__(self, name: str) -> None:
-        super().__init__(name)
+        super().__init__(name, automatically_declare_parameters_from_overrides=True)
         ros.refuse_simulated_time(self)
-        read_only = ParameterDescriptor(read_only=True)
-        given = {key: self.declare_parameter(key, "", read_only).value for key in PARAMETERS}
-        self.overrides = [f"{key}={json.dumps(value)}" for key, value in given.items() if value]
+        given = ros.text_parameters(self, PARAMETERS)
+        self.overrides = [f"{key}={json.dumps(value)}" for key, value in given.items()]
         self._ros_state = "unconfigured"
         # True while the ROS node repeats a state change of the driver. Then transitions send no request to the driver.
         self._mirrors = False

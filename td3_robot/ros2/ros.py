@@ -9,10 +9,12 @@ from contextlib import contextmanager
 from typing import Any
 
 from td3_robot.config.ros2 import QosConfig
-from td3_robot.errors import UsageError
+from td3_robot.errors import ConfigError, UsageError
 
 log = logging.getLogger(__name__)
 
+_OF_ROS = ("use_sim_time", "start_type_description_service")
+"""Parameters that each ROS node has."""
 _JOIN = 3.0  # maximum seconds to wait for the end of a running callback
 
 
@@ -92,15 +94,54 @@ def refuse_simulated_time(node: Any) -> None:
     """Raise UsageError if ``use_sim_time`` is true. While the node runs, refuse requests that set it to true."""
     from rcl_interfaces.msg import SetParametersResult
 
-    reason = "use_sim_time is true; allowed: false, because deadlines need the monotonic clock of the machine"
-    if node.get_parameter("use_sim_time").value:
+    def problem(value: Any) -> str:
+        allowed = "allowed: false, because deadlines need the monotonic clock of the machine"
+        return f"use_sim_time is {str(value).lower()}; {allowed}" if value else ""
+
+    if reason := problem(node.get_parameter("use_sim_time").value):
         raise UsageError(reason)
 
     def check(parameters: Sequence[Any]) -> Any:
-        wrong = any(parameter.name == "use_sim_time" and parameter.value for parameter in parameters)
-        return SetParametersResult(successful=not wrong, reason=reason if wrong else "")
+        reason = "".join(problem(parameter.value) for parameter in parameters if parameter.name == "use_sim_time")
+        return SetParametersResult(successful=not reason, reason=reason)
 
     node.add_on_set_parameters_callback(check)
+
+
+def text_parameters(node: Any, names: Sequence[str]) -> dict[str, str]:
+    """Declare read-only text parameters. Return the values of those that the command line or a launch file sets.
+
+    Args:
+        node: a node with ``automatically_declare_parameters_from_overrides``.
+        names: the names of the parameters. For any other parameter, log a warning. It is no error, because a file of
+            parameters may be for several nodes.
+
+    Raises:
+        UsageError: a value is not text.
+    """
+    from rcl_interfaces.msg import ParameterDescriptor
+
+    given = {name: parameter.value for name, parameter in node.get_parameters_by_prefix("").items()}
+    for name in names:
+        if not isinstance(value := given.get(name, ""), str):
+            raise UsageError(f"the ROS parameter {name} is {value!r}; allowed: text, for example -p '{name}:=\"3\"'")
+        if name in given:
+            node.undeclare_parameter(name)
+        node.declare_parameter(name, "", ParameterDescriptor(read_only=True))
+    for name in given:
+        if name not in (*names, *_OF_ROS) and not name.startswith("qos_overrides."):
+            log.warning("the ROS parameter %s has no effect; known parameters: %s", name, ", ".join(names))
+    return {name: given[name] for name in names if given.get(name)}
+
+
+def check_topic(node: Any, key: str, topic: str) -> None:
+    """Raise ConfigError if the value of a configuration key is not a topic name."""
+    try:
+        node.resolve_topic_name(topic)
+    except Exception as error:  # rclpy has private types for its errors
+        reason = str(error).removeprefix("failed to resolve name: ").partition(", at ")[0]
+        allowed = "allowed: the name of a ROS topic, for example leg/joint_states"
+        raise ConfigError(f"{key} is {topic!r}: {reason}; {allowed}") from None
 
 
 def profile(qos: QosConfig) -> Any:

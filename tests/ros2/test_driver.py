@@ -381,6 +381,15 @@ def test_ros_parameters_replace_the_endpoint_and_supply_the_bundle(hip: World) -
     moves(console)
 
 
+def test_an_unknown_ros_parameter_gives_a_warning(hip: World) -> None:
+    words = ("ros2.stale_ms:=5", "use_sim_time:=false", "qos_overrides./commands.publisher.depth:=3")
+    driver = hip.driver("--ros-args", *(item for word in words for item in ("-p", word)))
+    driver.wait_for("waits for data")
+    warnings = [line for line in driver.lines if "ROS parameter" in line]
+    known = "endpoints.policy, endpoints.learner, endpoints.recorder, endpoints.monitor, endpoints.keys, ros2.bundle"
+    assert warnings == [f"the ROS parameter ros2.stale_ms has no effect; known parameters: {known}"]
+
+
 @pytest.mark.parametrize(
     ("words", "line"),
     [
@@ -392,6 +401,19 @@ def test_ros_parameters_replace_the_endpoint_and_supply_the_bundle(hip: World) -
         (
             ["--set", "ros2.bundle=null"],
             "robot: ros2.bundle is not set; allowed: a policy file, a run folder or a",
+        ),
+        (
+            ["--ros-args", "-p", "ros2.bundle:=3"],
+            "td3-robot ros2: the ROS parameter ros2.bundle is 3; allowed: text, for example -p 'ros2.bundle:=\"3\"'",
+        ),
+        (
+            ["--set", "ros2.command.topic=a b"],
+            "robot: ros2.command.topic is 'a b': topic name must not contain characters other than alphanumerics, ",
+        ),
+        (
+            ["--set", "ros2.observations=[{channel: angle, joint: hip, topic: 1a}, {channel: velocity, joint: hip}]"],
+            "robot: ros2.observations of 'angle': the topic is '1a': topic name token must not start with a number; "
+            "allowed: the name of a ROS topic, for example leg/joint_states",
         ),
         (["--set", "ros2.bundle=ant"], "robot: ros2.observations: robot 'Ant' has no observation 'velocity'; "),
     ],
