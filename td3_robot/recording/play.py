@@ -26,6 +26,7 @@ from td3_robot.transport.link import PEER_TIMEOUT
 from td3_robot.util.text import printable
 
 _WAIT = 10.0  # seconds within which a live node must answer
+_SAY = 1.0  # seconds without an answer after which the player says for what it waits
 _LOOK = 0.05  # longest wait for messages, in seconds; then the player looks at the keyboard and at signals
 _EXAMPLES = """examples:
   td3-robot play walk.mcap --run runs/live --remap sim-0=recorded-0
@@ -156,8 +157,12 @@ def _play_once(
 
 def _meet(player: Player, stopped: Sequence[int]) -> list[str]:
     """Wait for the live nodes. Returns the links on which no node answered."""
-    deadline = time.monotonic() + _WAIT
-    while (missing := player.missing()) and time.monotonic() < deadline and not stopped:
+    begin, said = time.monotonic(), False
+    while (missing := player.missing()) and time.monotonic() < begin + _WAIT and not stopped:
+        if not said and time.monotonic() >= begin + _SAY:
+            said = True
+            places = ", ".join(f"link {link} ({player.endpoints[link]})" for link in missing)
+            print(f"td3-robot play: waits at most {_WAIT:g} s for a node on {places}", file=sys.stderr)
         player.turn(_LOOK)
     return [] if stopped else missing
 

@@ -73,6 +73,7 @@ class Player:
         loop: int = 0,
         keys: AllowList | None = None,
     ) -> None:
+        self.endpoints = endpoints
         self._session = session
         self._names = names
         self._later = loop * _INCARNATIONS

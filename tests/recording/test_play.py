@@ -329,11 +329,24 @@ def test_wrong_options_give_a_one_line_error(
     assert (output.out, output.err.count("\n")) == ("", 1)
 
 
+def test_play_says_for_which_node_it_waits(
+    recorded: Path, endpoint: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(play, "_SAY", 0.0)
+    monkeypatch.setattr(play, "_WAIT", 0.25)
+    assert main(["play", str(recorded), "--policy", endpoint]) == 1
+    assert capsys.readouterr().err.splitlines() == [
+        f"td3-robot play: waits at most 0.25 s for a node on link policy ({endpoint})",
+        "td3-robot play: no node answers on link policy within 0.25 s",
+    ]
+
+
 def test_a_server_that_disappears_is_an_error(
     recorded: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The player must report the lost server even if the player's queue accepts all messages."""
     monkeypatch.setattr(play, "PEER_TIMEOUT", 2.0)
+    monkeypatch.setattr(play, "_SAY", 1e9)  # on a busy machine, the server may need more than a second for its Welcome
     # A busy machine can pause the player for a second. With the usual HEARTBEAT_PERIOD of 1 s, the player would take
     # this pause for a suspension, and would not report the lost server.
     monkeypatch.setattr("td3_robot.recording.player.HEARTBEAT_PERIOD", 1e9)
