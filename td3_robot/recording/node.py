@@ -50,10 +50,11 @@ _EXAMPLES = """examples:
 A training records itself with --set record=true.
 """
 _OPTIONS = {
-    "split_mb": "begin a new file after X megabytes",
-    "split_s": "begin a new file after X seconds",
+    "split_mb": "begin a new file after X megabytes; 0 for no limit",
+    "split_s": "begin a new file after X seconds; 0 for no limit",
     "ring_s": "keep only the last X seconds; the recorder writes them when a node fails, goes to fault or disappears, "
-    "and on SIGUSR1; the first file is OUT.mcap, the next OUT_1.mcap, …; not allowed with --split-mb or --split-s",
+    "and on SIGUSR1; 0 to record everything; the first file is OUT.mcap, the next OUT_1.mcap, …; not allowed with "
+    "--split-mb or --split-s",
     "ring_mb": "maximum size of the ring, in megabytes",
     "weights_every": "record the learner's first policy and every X-th; 1: all; 0: none (default: 100); policies "
     "that a person loads are always recorded",
