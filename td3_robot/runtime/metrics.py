@@ -10,7 +10,7 @@ from typing import Any
 def read(metrics: Path, kind: str) -> list[dict[str, Any]]:
     """Read the records of one kind, sorted by rising ``env_steps``.
 
-    Skip incomplete lines. Return [] if there is no file.
+    Skip each incomplete or damaged line, and each record without its axis. Return [] if there is no file.
 
     Records of the kind ``offline`` are sorted by rising ``updates``, because they are all from before the first step.
 
@@ -20,15 +20,16 @@ def read(metrics: Path, kind: str) -> list[dict[str, Any]]:
         return []
     axis = "updates" if kind == "offline" else "env_steps"
     records: list[dict[str, Any]] = []
-    for text in metrics.read_text(encoding="utf-8").splitlines():
+    for line in metrics.read_bytes().splitlines():
         try:
-            record = json.loads(text)
-        except ValueError:  # a crash or a full disk left the line incomplete
+            record = json.loads(line.decode("utf-8"))
+        except (ValueError, RecursionError):  # a crash, a full disk or a defective disk damaged the line
             continue
-        if record.get("kind") == kind:
-            while records and records[-1][axis] >= record[axis]:
-                records.pop()
-            records.append(record)
+        if not isinstance(record, dict) or record.get("kind") != kind or type(record.get(axis)) not in (int, float):
+            continue
+        while records and records[-1][axis] >= record[axis]:
+            records.pop()
+        records.append(record)
     return records
 
 

@@ -81,6 +81,24 @@ def test_the_curve_skips_an_incomplete_line(tmp_path: Path) -> None:
     assert (tmp_path / "curve.png").read_bytes().startswith(b"\x89PNG")
 
 
+def test_damaged_lines_of_metrics_are_skipped(tmp_path: Path) -> None:
+    metrics = tmp_path / "metrics.jsonl"
+    good = [{"kind": "evaluation", "env_steps": steps, "eval_return_mean": 1.0} for steps in (1000, 2000)]
+    first, last = (json.dumps(record).encode() for record in good)
+    damaged = [
+        first.replace(b"0", b"\xff"),
+        b"\0" * 100,
+        b"12",
+        b"[1]",
+        b"[" * 100_000,
+        b'{"kind": "evaluation"}',
+        b'{"kind": "evaluation", "env_steps": "many"}',
+        b'{"kind": ["evaluation"], "env_steps": 5000}',
+    ]
+    metrics.write_bytes(b"\n".join([first, *damaged, last]))
+    assert read(metrics, "evaluation") == good
+
+
 def test_a_repeated_record_of_offline_updates_replaces_the_earlier_record(tmp_path: Path) -> None:
     """A learner writes the record of 2000 updates. Then it resumes from 1500 updates, and writes this record again.
 
