@@ -17,7 +17,7 @@ from td3_robot.policy.actor import Actor
 from td3_robot.runtime.run_folder import RunFolder
 from td3_robot.specs import Float32
 from td3_robot.util import arguments, resources
-from td3_robot.util.text import similar
+from td3_robot.util.text import one_line, similar
 
 _SUFFIX = ".safetensors"
 
@@ -114,7 +114,8 @@ class Policy:
             ``spec.actions``.
 
         Raises:
-            ValueError: the array has another shape, or a value is not real or is not finite in float32.
+            ValueError: the observation is no array or has another shape, or a value is not real or is not finite in
+                float32.
         """
         size = self.spec.observation_size
         needed = f"robot {self.spec.name!r} needs [{size}] or [N, {size}]"
@@ -122,6 +123,8 @@ class Policy:
             given = np.asarray(observation)
         except ValueError:
             raise ValueError(f"observation has rows of different lengths; {needed}") from None
+        except (RuntimeError, TypeError) as error:  # for example a tensor of PyTorch that needs a gradient, or on a GPU
+            raise ValueError(f"observation is no array: {one_line(str(error))}; {needed}") from None
         if given.ndim not in (1, 2) or given.shape[-1] != size:
             raise ValueError(f"observation has shape {list(given.shape)}; {needed}")
         if given.dtype.kind not in "fiu":

@@ -116,6 +116,14 @@ def test_a_wrong_observation_gives_a_clear_error(policy: Policy, observation: An
         policy.predict(observation)
 
 
+def test_a_tensor_that_needs_a_gradient_gives_a_clear_error(policy: Policy) -> None:
+    torch = pytest.importorskip("torch")
+    observation = torch.zeros(policy.spec.observation_size)
+    assert policy.predict(observation).shape == (policy.spec.action_size,)
+    with pytest.raises(ValueError, match=r"^observation is no array: Can't call numpy\(\) on Tensor that requires "):
+        policy.predict(observation.requires_grad_())
+
+
 def test_load_policy_reads_a_shipped_policy_and_a_run_folder(run: Path, policy: Policy) -> None:
     assert repr(load_policy("walker2d")) == "<Policy for Walker2D: 22 observations, 6 actions>"
     policy.bundle.save(run / "policy.safetensors")
