@@ -134,9 +134,16 @@ def seeds(text: str) -> list[int]:
 
 
 def variation(text: str) -> tuple[str, list[str]]:
-    """Read ``KEY=A,B``. A comma in brackets does not separate values."""
+    """Read ``KEY=A,B``. A comma in brackets or braces does not separate values."""
     key, _, values = text.partition("=")
-    found = [value.strip() for value in re.split(r",(?![^\[]*\])", values)]
+    parts, depth = [""], 0
+    for character in values:
+        depth += (character in "[{") - (character in "]}")
+        if character == "," and depth == 0:
+            parts.append("")
+        else:
+            parts[-1] += character
+    found = [part.strip() for part in parts]
     if not key or not all(found) or len(set(found)) != len(found):
         raise argparse.ArgumentTypeError(f"is {text!r}; allowed: KEY=A,B,… with different values")
     return key, found

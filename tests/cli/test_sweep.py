@@ -44,6 +44,8 @@ def test_wrong_seeds_are_refused(text: str) -> None:
     [
         ("learner.n_step=1,3", ("learner.n_step", ["1", "3"])),
         ("network.hidden=[64,64],[32]", ("network.hidden", ["[64,64]", "[32]"])),
+        ("key=[[1,2],[3]],[4]", ("key", ["[[1,2],[3]]", "[4]"])),
+        ("exploration={noise: 1, theta: 2},{noise: 3}", ("exploration", ["{noise: 1, theta: 2}", "{noise: 3}"])),
         ("task=Ant", ("task", ["Ant"])),
     ],
 )
