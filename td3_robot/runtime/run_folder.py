@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import re
+import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -62,7 +63,7 @@ class RunFolder:
         return run
 
     def check_new(self) -> None:
-        """Check that the folder is missing or empty. Raises RunFolderError if it is not.
+        """Check that the folder is missing or empty, and can be made and written. Raises RunFolderError if not.
 
         A kill can leave an unfinished configuration in the folder. The folder still counts as empty.
         """
@@ -73,6 +74,11 @@ class RunFolder:
                 raise RunFolderError(f"run folder {str(self.path)!r} is not empty and not a run; name another folder")
         except FileNotFoundError:
             pass
+        except OSError as error:
+            raise _unmakeable(self.path, error) from None
+        place = next(place for place in (self.path, *self.path.absolute().parents) if place.exists())
+        try:
+            tempfile.TemporaryFile(dir=place).close()
         except OSError as error:
             raise _unmakeable(self.path, error) from None
 
