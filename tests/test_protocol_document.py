@@ -20,7 +20,7 @@ import zmq
 
 from td3_robot.bundle import Bundle
 from td3_robot.core_types import ROBOT_ROLES
-from td3_robot.messages import MESSAGES, Step, wire_fields
+from td3_robot.messages import MESSAGES, Refused, Step, wire_fields
 from td3_robot.policy.actor import Actor
 from td3_robot.policy.core import PolicyCore
 from td3_robot.policy.noise import Categorical, Gaussian, OrnsteinUhlenbeck, Uniform
@@ -230,3 +230,26 @@ def test_the_policy_server_serves_a_peer_that_is_written_from_the_document_alone
         socket.close(linger=0)
         context.term()
         bus.close()
+
+
+@pytest.mark.parametrize(
+    ("frames", "codes"),
+    [
+        ([b"hello", b"\x80"], ["malformed"]),
+        ([b"hello"], ["malformed"]),
+        ([b"hello", b"", b""], ["malformed"]),
+        ([b"step", b"no msgpack"], ["hello"]),
+        ([b"heartbeat", b"\x80"], ["hello"]),
+        ([b"bye", b"\x80"], ["hello"]),
+        ([b"bye", bytes(1 << 20)], []),
+        ([b"hallo", b"\x80"], []),
+        ([b"", b"hello", b"\x80"], []),
+        ([b"", b""], []),
+        ([b"step"], []),
+    ],
+)
+def test_an_unknown_client_gets_the_answer_in_the_table_of_section_3(frames: list[bytes], codes: list[str]) -> None:
+    server = ServerLink("policy", "policy", dict.fromkeys(ROBOT_ROLES, (Step,)), {}, 1)
+    inputs, replies = server.receive(b"1", frames, 0.0)
+    assert inputs == []
+    assert [reply.code for _, reply in replies if isinstance(reply, Refused)] == codes
