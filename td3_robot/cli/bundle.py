@@ -21,6 +21,7 @@ from td3_robot.errors import EXIT_CHECK_FAILED, EXIT_GOOD, BundleError, UsageErr
 from td3_robot.learner.checkpointing import checkpoint
 from td3_robot.policies import find_policy
 from td3_robot.policy.actor import Actor
+from td3_robot.policy.trial import check_finite, observations
 from td3_robot.runtime.arguments import POLICY_HELP, Parser, real
 from td3_robot.runtime.run_folder import RunFolder
 from td3_robot.specs import RobotSpec
@@ -35,7 +36,6 @@ _EXAMPLES = """examples:
   td3-robot bundle export walker.safetensors walker.onnx --onnx
   td3-robot bundle import td3_walker.zip walker.safetensors --task Walker2D
 """
-_TRIALS = 64  # number of random observations for which the command ``verify`` computes actions
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -230,23 +230,15 @@ def _verify(options: argparse.Namespace) -> int:
 
 
 def _check(bundle: Bundle, robot: RobotSpec | None, source: str) -> dict[str, Any]:
-    """Check that the bundle is for ``robot``, if given, and that actions for random observations are finite.
+    """Check that the bundle is for ``robot``, if given, and that its actions are finite.
 
     Return whether the robot was checked, and the share of actions that are close to a limit. Raise BundleError if a
     check fails.
     """
     if robot and (difference := robot.difference(bundle.spec)):
         raise BundleError(f"policy {source!r} is for another robot: {difference}")
-    low, high = (np.array([getattr(channel, side) for channel in bundle.spec.observations]) for side in ("low", "high"))
-    # No uniform distribution covers an infinite range, so use the part of each range that is near 0.
-    low, high = np.maximum(low, np.minimum(-1e3, high - 2e3)), np.minimum(high, np.maximum(1e3, low + 2e3))
-    observations = np.random.default_rng(0).uniform(low, high, (_TRIALS, len(low))).astype(np.float32)
-    with np.errstate(all="ignore"):
-        actions = Actor(bundle)(observations)
-    if not np.isfinite(actions).all():
-        raise BundleError(
-            f"policy {source!r} gives actions that are not finite, although each observation is in its range"
-        )
+    check_finite(bundle, f"policy {source!r}")
+    actions = Actor(bundle)(observations(bundle.spec))
     span = bundle.spec.action_high - bundle.spec.action_low
     to_limit = np.minimum(actions - bundle.spec.action_low, bundle.spec.action_high - actions)
     share = float((to_limit <= 1e-3 * span).mean())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
 
 from td3_robot.bundle import Exploration
@@ -14,6 +15,9 @@ from td3_robot.policy.takeover import Takeovers
 from td3_robot.safety.lifecycle import State
 from td3_robot.specs import Float32
 from td3_robot.util.arrays import finite
+from td3_robot.util.text import occurrence, one_line
+
+log = logging.getLogger(__name__)
 
 _NO_EXPLORATION = Exploration()
 _NOBODY: dict[str, str] = {}
@@ -154,6 +158,10 @@ class Answers:
         guarded = policy.safety.envelope.guarded
         if not finite(action):  # finite weights can still overflow
             self._counters["not_finite"] += 1
+            if (again := occurrence(self._counters["not_finite"])) is not None:
+                sent = "the server sends the safe action" if guarded else "the server sends no action"
+                text = "an action of weights version %d for %s is not finite: %s%s"
+                log.warning(text, policy.version, one_line(step.source), sent, again)
             if guarded:
                 return self.safe(step, policy)
             del self._waiting[peer]  # the source sends a newer Step, or this Step again

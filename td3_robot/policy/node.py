@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from msgspec.structs import replace
 
 from td3_robot.bundle import Bundle, sha256
@@ -23,6 +24,7 @@ from td3_robot.policy.examiner import Examiner
 from td3_robot.policy.rates import AnswerRates
 from td3_robot.policy.state_file import StateFile, default_path
 from td3_robot.policy.store import examine
+from td3_robot.policy.trial import check_finite
 from td3_robot.recording.boundary import PolicyObserver
 from td3_robot.runtime.arguments import POLICY_HELP, node_parser
 from td3_robot.runtime.node import Figures, Node
@@ -81,7 +83,8 @@ def _serve(node: Node, arguments: argparse.Namespace) -> None:
     if not (arguments.bundle or node.folder or node.config.endpoints.learner):
         raise UsageError("there is nothing to serve: give --bundle FILE, or set endpoints.learner")
     sys.setswitchinterval(_SWITCH)
-    with contextlib.ExitStack() as resources:
+    # numpy gives no warnings about overflows: the core checks each action, and its log names the policy.
+    with np.errstate(all="ignore"), contextlib.ExitStack() as resources:
         _Server(node, arguments, resources).run()
 
 
@@ -103,6 +106,7 @@ class _Server:
             self.examiner = Examiner(node.counters)
             resources.callback(self.examiner.close)
         self.core = policy_core.make(config, node.name, **settings, examine=self.examiner or examine)
+        settings["tries_policies"] = True  # a replay then makes the core with ``examine``, not with ``read``
         if arguments.bundle:
             settings |= self._load(arguments.bundle)
         # Bind first. If another server has the endpoint, binding fails, and this server does not open the state file.
@@ -143,6 +147,7 @@ class _Server:
         except BundleError as error:
             raise BundleError(f"--bundle: {error}") from None
         bundle = Bundle.load(path)
+        check_finite(bundle, f"--bundle: policy {str(path)!r}")
         self.core.load(bundle.version or 1, bundle)
         log.info("serves %s: version %d, robot %s", path, self.core.version, bundle.spec.name)
         loaded = weights(self.core.version, bundle)

@@ -12,6 +12,7 @@ from td3_robot.errors import BundleError, ConfigError, LifecycleError
 from td3_robot.messages import Weights
 from td3_robot.policy.actor import Actor
 from td3_robot.policy.safety_filter import SafetyFilter
+from td3_robot.policy.trial import check_finite
 from td3_robot.safety.limits import SafetyConfig, joined
 
 log = logging.getLogger(__name__)
@@ -42,12 +43,19 @@ class Policy:
 
 
 Examine = Callable[[int, str, bytes], Actor]
-"""Checks weights. Arguments: version, SHA-256, bytes. Raises a BundleError if the hash or the bytes are wrong."""
+"""Checks weights. Arguments: version, SHA-256, bytes. Raises a BundleError if the weights must not serve."""
+
+
+def read(version: int, digest: str, payload: bytes) -> Actor:
+    """Check the hash and the bytes of a bundle, and make the actor. This takes milliseconds for a large policy."""
+    return Actor(Bundle.verified(payload, digest, f"weights version {version}"))
 
 
 def examine(version: int, digest: str, payload: bytes) -> Actor:
-    """Check the hash and the bytes of a bundle, and make the actor. This takes milliseconds for a large policy."""
-    return Actor(Bundle.verified(payload, digest, f"weights version {version}"))
+    """:func:`read` a bundle, and check that the policy gives finite actions."""
+    actor = read(version, digest, payload)
+    check_finite(actor.bundle, f"weights version {version}")
+    return actor
 
 
 class PolicyStore:

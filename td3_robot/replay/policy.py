@@ -26,6 +26,7 @@ from td3_robot.messages import (
     Weights,
 )
 from td3_robot.policy import core as policy_core
+from td3_robot.policy import store
 from td3_robot.policy.actor import Actor
 from td3_robot.policy.core import PolicyCore
 from td3_robot.recording.boundary import PolicyObserver, RecordedCore
@@ -75,7 +76,15 @@ def _make(life: Life, memory: Memory) -> RecordedCore | None:
         weights = memory.get((Weights.NAME, life.setting("version", int), life.setting("sha256", str)))
         if weights is None:  # the caller reads more messages, and calls this function again
             return None
-    core = policy_core.make(life.config, life.name, exploring=exploring, frozen=frozen, tells_drivers=tells_drivers)
+    tries = "tries_policies" in life.start.settings and life.setting("tries_policies", bool)
+    core = policy_core.make(
+        life.config,
+        life.name,
+        exploring=exploring,
+        frozen=frozen,
+        tells_drivers=tells_drivers,
+        examine=store.examine if tries else store.read,
+    )
     if weights:
         assert isinstance(weights, Weights)
         core.load(weights.version, _bundle(weights))

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import zmq
 from td3_robot_sims import evaluator
@@ -30,7 +32,10 @@ def fail(
     monkeypatch.setattr(process, "_catch_signals", lambda _: None)  # pytest handles the signals
     (tmp_path / "robot.yaml").write_text("endpoints: {policy: ipc://policy.sock}")
     (tmp_path / "damaged.safetensors").write_bytes(b"damaged")
-    make_bundle().save(tmp_path / "toy.safetensors")
+    toy = make_bundle()
+    toy.save(tmp_path / "toy.safetensors")
+    huge = {name: tensor * np.float32(1e30) for name, tensor in toy.tensors.items()}
+    replace(toy, tensors=huge).save(tmp_path / "huge.safetensors")
 
     def run(words: str) -> tuple[int, str]:
         code = main(words.split())
@@ -203,6 +208,11 @@ def test_a_folder_without_permission_gives_exit_code_2(fail: Callable[[str], tup
         ("train walker2d --steps 1.5", "td3-robot train: --steps is 1.5; allowed: whole numbers from 1"),
         ("train walker2d --steps ten", "td3-robot train: --steps is 'ten'; allowed: whole numbers from 1"),
         ("train walker2d --seed 1e10", "td3-robot train: --seed is 1e10; allowed: whole numbers from 0 to 4294967295"),
+        (
+            "policy --config robot.yaml --bundle huge.safetensors",
+            "td3-robot policy: --bundle: policy 'huge.safetensors' gives actions that are not finite, although each "
+            "observation is in its range: a sum in its network overflows",
+        ),
         (
             "train walker2d --steps 1e3",
             "td3-robot train: --steps: learner.learning_starts is 10000 and total_steps is 1000: the learner would "

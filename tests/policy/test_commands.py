@@ -143,11 +143,13 @@ def test_load_serves_a_new_policy_and_rollback_serves_an_older_policy(
     core = make_core()
     good = make_bundle(2)
     nan = {**good.tensors, "actor.0.bias": np.full(8, np.nan, np.float32)}
+    huge = {name: tensor * np.float32(1e30) for name, tensor in good.tensors.items()}
     outside = replace(good, safety=SafetyConfig(limits={"left": (2.0, 3.0)}))
     bad = [
         (command("load", payload=b"garbage"), "not a safetensors file"),
         (changed(command("load", payload=good.encode()), sha256="0" * 64), "hash"),
         (command("load", payload=replace(good, tensors=nan).encode()), "not finite"),
+        (command("load", payload=replace(good, tensors=huge).encode()), "gives actions that are not finite"),
         (command("load", payload=replace(good, spec=replace(good.spec, name="Other")).encode()), "another robot"),
         (command("load", payload=good.encode(), version=1), "not newer than version 1"),
         (command("load", payload=outside.encode()), "safe_action of 'left' is 0.25 N; allowed: 2.0 to 3.0"),

@@ -139,11 +139,13 @@ def test_invalid_weights_are_refused_and_the_old_policy_stays(
     good = make_bundle(1)
     core.step([weights(5, good)], 0.0)
     nan = {**good.tensors, "actor.0.bias": np.full(8, np.nan, np.float32)}
+    huge = {name: tensor * np.float32(1e30) for name, tensor in good.tensors.items()}
     other = replace(good, spec=replace(spec, name="Other"))
     bad = [
         (weights(6, good, sha256="0" * 64), "hash"),
         (weights(6, good, payload=b"garbage", sha256=sha256(b"garbage")), "not a safetensors file"),
         (weights(6, replace(good, tensors=nan)), "not finite"),
+        (weights(6, replace(good, tensors=huge)), "weights version 6 gives actions that are not finite"),
         (weights(6, other), "another robot: robot is 'Toy' here, 'Other' there"),
         (weights(5, make_bundle(2)), "not newer than version 5"),
         (weights(4, make_bundle(2)), "not newer than version 5"),

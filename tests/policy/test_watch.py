@@ -197,7 +197,12 @@ def test_the_server_remembers_the_last_1024_absent_robots_and_all_stopped_robots
 
 @pytest.mark.parametrize("guarded", [True, False])
 def test_a_non_finite_action_is_replaced_by_the_safe_action(
-    guarded: bool, peer: Peer, make_core: Cores, make_step: Callable[..., Step], make_bundle: Callable[..., Bundle]
+    guarded: bool,
+    peer: Peer,
+    make_core: Cores,
+    make_step: Callable[..., Step],
+    make_bundle: Callable[..., Bundle],
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     """Without safety settings, the server does not answer. With or without settings, it counts the Step once."""
     core = make_core() if guarded else PolicyCore(0, exploring=False)
@@ -211,6 +216,8 @@ def test_a_non_finite_action_is_replaced_by_the_safe_action(
         answers = [*actions(core.step([(peer, step)], 0.0)), *actions(core.step([], 0.01))]
     assert core.counters["not_finite"] == 1
     assert [is_safe(action) for action in answers] == [True] * guarded
+    sent = "the safe action" if guarded else "no action"
+    assert f"weights version 2 for sim-0 is not finite: the server sends {sent}" in caplog.text
 
 
 def test_memory_does_not_grow(

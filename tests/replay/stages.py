@@ -18,6 +18,7 @@ from td3_robot.driver import core as driver_core
 from td3_robot.driver.robot import EmergencyStop, Robot, RobotBody
 from td3_robot.messages import Bye, Hello, LifecycleChange, Message, Phase, Record, Reply, Start, Status, Weights
 from td3_robot.policy import core as policy_core
+from td3_robot.policy import store
 from td3_robot.policy.core import PolicyCore
 from td3_robot.policy.node import weights
 from td3_robot.recording.boundary import PolicyObserver, RecordedBody, RecordedCore
@@ -263,7 +264,8 @@ class Deployed:
         With ``learner``, the server connects to the learner and adds exploration noise.
         """
         start, now = self._starts["policy"], self.tape.now * 1e-9
-        core = self._policy = policy_core.make(self._config, "policy", exploring=learner)
+        # With ``read``, the server accepts a policy with actions that are not finite. A session needs this case.
+        core = self._policy = policy_core.make(self._config, "policy", exploring=learner, examine=store.read)
         settings: dict[str, Any] = {"exploring": learner, "frozen": False}
         self.server.serve("policy", ServerLink("policy", "policy", policy_core.ACCEPTS, {}, 2 + start, LEG))
         introduction = hello("operator", "operator", client=9)

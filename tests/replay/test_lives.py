@@ -210,6 +210,25 @@ def test_an_invalid_start_gives_a_one_line_error(
     assert error.count("\n") == 1
 
 
+def test_replay_refuses_a_policy_that_the_recorded_server_refused(changed: Callable[..., Session]) -> None:
+    """The session loads a policy that gives actions that are not finite. Its Start lacks ``tries_policies``.
+
+    The recorded server accepted the policy. With ``tries_policies``, a server refuses it: its Reply differs.
+    """
+
+    def tries(entry: Entry) -> Entry:
+        if (entry.publisher, entry.topic) != ("policy", "start"):
+            return entry
+        start = codec.decode("start", entry.payload)
+        assert isinstance(start, Start)
+        start = with_fields(start, settings={**start.settings, "tries_policies": True})
+        return replace(entry, payload=codec.encode(start))
+
+    (report,) = replay.check(changed(tries), ["policy"])
+    assert not report.same
+    assert any("gives actions that are not finite" in str(comparison) for comparison in report.comparisons)
+
+
 def test_messages_count_as_a_difference_if_the_recording_lacks_their_topic(changed: Callable[..., Session]) -> None:
     """The policy server sends 20 Latches. The driver sends 331 MotorCommands; their topic is ``told``."""
 
