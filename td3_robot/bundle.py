@@ -36,6 +36,7 @@ OBSERVATION_CLIP = 10.0
 """The actor clips normalised observations to [-10, 10]."""
 _KEY = "td3_robot"
 _LONGEST = 1 << 28  # bytes of a file
+_MAX_VERSION = 2**63 - 1  # highest version that a person can load
 MAX_HEADER = 1 << 22  # bytes of the safetensors header
 
 
@@ -133,8 +134,8 @@ class Bundle:
         """Decode the bytes of a file or a Weights message; ``source`` names the bytes in errors.
 
         Raises:
-            BundleError: the payload is not a bundle; or its format version or noise is unknown; or its tensors are not
-                finite or do not fit the header.
+            BundleError: the payload is not a bundle; or its format version or noise is unknown; or its provenance has a
+                wrong version; or its tensors are not finite or do not fit the header.
         """
         try:
             header = read_metadata(payload, source)
@@ -153,6 +154,10 @@ class Bundle:
             raise BundleError(f"{source}: {error}") from None
         except (KeyError, TypeError, ValueError, OverflowError, SafetensorError, msgspec.ValidationError) as error:
             raise BundleError(f"{source}: damaged policy bundle ({type(error).__name__}: {error})") from None
+        version = found.provenance.get("version", 0)
+        if type(version) is not int or not 0 <= version <= _MAX_VERSION:
+            allowed = f"a whole number from 0 to {_MAX_VERSION}"
+            raise BundleError(f"{source}: provenance.version is {repr(version)[:40]}; allowed: {allowed}")
         _check_tensors(tensors, found.spec, found.hidden, source)
         return cls(found.spec, found.hidden, tensors, exploration, found.provenance, found.safety)
 

@@ -181,6 +181,19 @@ def test_wrong_header_value_is_refused(make_bundle: Make, key: str, value: Any) 
         reason(put_together(tensors, ours, data))
 
 
+@pytest.mark.parametrize("version", [-1, 2**63, 10**400, 1.0, True, "x", None, []])
+def test_wrong_version_is_refused(make_bundle: Make, version: Any) -> None:
+    text = reason(replace(make_bundle(), provenance={"version": version}).encode())
+    shown = repr(version)[:40]
+    assert text.endswith(f"provenance.version is {shown}; allowed: a whole number from 0 to {2**63 - 1}")
+
+
+@pytest.mark.parametrize("version", [0, 2**63 - 1])
+def test_right_version_is_read(make_bundle: Make, version: int) -> None:
+    assert Bundle.decode(replace(make_bundle(), provenance={"version": version}).encode()).version == version
+    assert Bundle.decode(replace(make_bundle(), provenance={}).encode()).version == 0
+
+
 @pytest.mark.parametrize(
     "hidden",
     [[8], [8, 4, 2], [4, 8], [8, 5], [8, 0], [8, -4], [0, 0], [8, 1 << 17], [8, 10**30], [8, float("inf")], [4] * 1000],
