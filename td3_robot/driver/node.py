@@ -20,12 +20,12 @@ from typing import Any
 
 from td3_robot.driver.core import ACCEPTS, SourceCore, make
 from td3_robot.driver.robot import Robot, RobotBody
-from td3_robot.errors import ConfigError, HandshakeError
+from td3_robot.errors import HandshakeError
 from td3_robot.recording.boundary import RecordedBody
 from td3_robot.runtime.arguments import node_parser
 from td3_robot.runtime.node import Figures, Node
 from td3_robot.runtime.process import run_node
-from td3_robot.safety.limits import SafetyConfig
+from td3_robot.safety.limits import SafetyConfig, check_deadlines
 from td3_robot.specs import RobotSpec
 from td3_robot.transport.endpoints import absolute
 from td3_robot.util.process_lock import claim
@@ -71,16 +71,6 @@ def unset(safety: SafetyConfig) -> str:
     }
     lines = [f"{key} is not set: {what}" for key, what in missing.items() if getattr(safety, key[7:]) is None]
     return f"NOT SAFE: {'; '.join(lines)}; set them in the configuration" if lines else ""
-
-
-def check_deadlines(safety: SafetyConfig, spec: RobotSpec) -> None:
-    """Raise a ConfigError if a deadline is not longer than the control period: it would expire in every period."""
-    period_ms = spec.control_period * 1e3
-    for key in ("action_deadline_ms", "observation_deadline_ms"):
-        deadline = getattr(safety, key)
-        if deadline is not None and deadline <= period_ms:
-            limit = f"more than {period_ms:g}, which is the control period of {spec.name} in ms"
-            raise ConfigError(f"safety.{key} is {deadline:g}; allowed: {limit}")
 
 
 def drive(node: Node, robot: Robot, follow: Callable[[SourceCore], None] | None = None) -> None:

@@ -30,6 +30,7 @@ from td3_robot.runtime.arguments import POLICY_HELP, node_parser
 from td3_robot.runtime.node import Figures, Node
 from td3_robot.runtime.process import run_node
 from td3_robot.safety.lifecycle import State
+from td3_robot.safety.limits import check_deadlines
 from td3_robot.topics import RECORDER
 from td3_robot.transport.link import ClientLink
 
@@ -73,7 +74,7 @@ def weights(version: int, bundle: Bundle) -> Weights:
     """A Weights message for the recorder, with a policy that a person chose."""
     payload = bundle.encode()
     made = [bundle.provenance.get(key) for key in ("updates", "env_steps")]
-    updates, env_steps = (count if isinstance(count, int) and count >= 0 else 0 for count in made)
+    updates, env_steps = (count if isinstance(count, int) and 0 <= count < 2**64 else 0 for count in made)
     return Weights(version, updates, env_steps, sha256(payload), payload)
 
 
@@ -147,6 +148,7 @@ class _Server:
         except BundleError as error:
             raise BundleError(f"--bundle: {error}") from None
         bundle = Bundle.load(path)
+        check_deadlines(self.node.config.safety, bundle.spec)
         check_finite(bundle, f"--bundle: policy {str(path)!r}")
         self.core.load(bundle.version or 1, bundle)
         log.info("serves %s: version %d, robot %s", path, self.core.version, bundle.spec.name)

@@ -189,6 +189,16 @@ def joined(
     )
 
 
+def check_deadlines(safety: SafetyConfig, spec: RobotSpec) -> None:
+    """Raise a ConfigError if a deadline is not longer than the control period: it would expire in every period."""
+    period_ms = spec.control_period * 1e3
+    for key in ("action_deadline_ms", "observation_deadline_ms"):
+        deadline = getattr(safety, key)
+        if deadline is not None and deadline <= period_ms:
+            limit = f"more than {period_ms:g}, which is the control period of {spec.name} in ms"
+            raise ConfigError(f"safety.{key} is {deadline:g}; allowed: {limit}")
+
+
 def _range(channels: Sequence[Channel], end: str) -> Float32:
     # An unbounded channel gets the largest finite number, because infinity is not a valid observation.
     bounds = [max(-FLOAT32_MAX, min(FLOAT32_MAX, getattr(channel, end))) for channel in channels]

@@ -31,6 +31,8 @@ def fail(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(process, "_catch_signals", lambda _: None)  # pytest handles the signals
     (tmp_path / "robot.yaml").write_text("endpoints: {policy: ipc://policy.sock}")
+    endpoints, safety = "endpoints: {policy: ipc://policy.sock}", "safety: {observation_deadline_ms: 20}"
+    (tmp_path / "hasty.yaml").write_text(f"{endpoints}\n{safety}")
     (tmp_path / "damaged.safetensors").write_bytes(b"damaged")
     toy = make_bundle()
     toy.save(tmp_path / "toy.safetensors")
@@ -212,6 +214,11 @@ def test_a_folder_without_permission_gives_exit_code_2(fail: Callable[[str], tup
             "policy --config robot.yaml --bundle huge.safetensors",
             "td3-robot policy: --bundle: policy 'huge.safetensors' gives actions that are not finite, although each "
             "observation is in its range: a sum in its network overflows",
+        ),
+        (
+            "policy --config hasty.yaml --bundle toy.safetensors",
+            "td3-robot policy: safety.observation_deadline_ms is 20; allowed: more than 20, which is the control "
+            "period of Toy in ms",
         ),
         (
             "train walker2d --steps 1e3",

@@ -7,11 +7,11 @@ import re
 import pytest
 
 from td3_robot.driver.contact import HOLD_OFF
-from td3_robot.driver.node import check_deadlines, main, unset
+from td3_robot.driver.node import main, unset
 from td3_robot.driver.robot import EmergencyStop
 from td3_robot.errors import ConfigError
 from td3_robot.messages import Heartbeat, LifecycleChange, Step, Welcome
-from td3_robot.safety.limits import SafetyConfig
+from td3_robot.safety.limits import SafetyConfig, check_deadlines
 from tests.driver.toy import SAFE, Make, Toy, action, one, operator, stops
 
 
