@@ -6,6 +6,7 @@ import importlib
 import importlib.util
 import os
 import re
+import shlex
 import time
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -19,7 +20,7 @@ from td3_robot.config import loading as configuration
 from td3_robot.config import resume as changes
 from td3_robot.config.learner import LearnerConfig
 from td3_robot.config.schema import Config
-from td3_robot.errors import BundleError, ConfigError, EndpointError, UsageError
+from td3_robot.errors import BundleError, ConfigError, EndpointError, RunFolderError, UsageError
 from td3_robot.learner import resources, warm_start
 from td3_robot.learner.algorithms.table import ALGORITHMS, CONSUMES
 from td3_robot.learner.checkpointing import checkpoint
@@ -138,6 +139,9 @@ def resumed_run(
     For the arguments see :func:`new_run`. Without a source, the run keeps its configuration.
     """
     run = RunFolder.open(folder)
+    if run.of_deployed_learner:
+        what = f"run folder {str(folder)!r} belongs to a deployed learner, not to td3-robot train"
+        raise RunFolderError(f"{what}; to continue it: td3-robot learner --run {shlex.quote(str(folder))}")
     storage.fetch(run)
     newest = max(run.checkpoints.glob("checkpoint-*.safetensors"), default=None)
     if newest and checkpoint.of_another_program(newest):

@@ -72,7 +72,7 @@ def run_node(role: str, arguments: argparse.Namespace, body: Callable[[Node], No
         _report_failure(node, what)
         bus.close("failed")
         full = error.errno in (errno.ENOSPC, errno.EDQUOT) and error.filename != STANDARD_OUTPUT
-        logs.last_words(f"{who}: {what}{_advice_for_full_disk(role, folder) if full else ''}")
+        logs.last_words(f"{who}: {what}{_advice_for_full_disk(who, role, folder) if full else ''}")
         return 1
     except Exception as error:
         if isinstance(error, ModuleNotFoundError) and (advice := missing(error)):
@@ -134,12 +134,14 @@ def _report_failure(node: Node | None, reason: str) -> None:
         node.bus.send("supervisor" if node.supervised else RECORDER, status)
 
 
-def _advice_for_full_disk(role: str, folder: RunFolder | None) -> str:
+def _advice_for_full_disk(command: str, role: str, folder: RunFolder | None) -> str:
+    """Return what to do after a write to a full disk. ``command`` is the command that a person used."""
     if role == RECORDER:
         return "; make room on that disk, then start td3-robot record again: the recorded nodes keep running"
     if folder is None:
         return ""
-    return f"; make room on that disk, then run td3-robot train --resume {shlex.quote(str(folder.path))}"
+    again = "td3-robot train --resume" if LIFELINE in os.environ else f"{command} --run"
+    return f"; make room on that disk, then run {again} {shlex.quote(str(folder.path))}"
 
 
 def log_realtime(config: RealtimeConfig, outcome: realtime.Outcome) -> None:

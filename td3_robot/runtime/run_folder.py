@@ -124,6 +124,14 @@ class RunFolder:
         files.write_atomically(self._final_file, (json.dumps(rows, indent=2) + "\n").encode())
 
     @property
+    def of_deployed_learner(self) -> bool:
+        """Whether a person made this folder for a deployed learner. ``td3-robot train`` makes all other run folders.
+
+        A deployed learner needs the key ``endpoints.learner``. Only a training writes ``run.json``.
+        """
+        return not self._run_file.exists() and self.config().endpoints.learner is not None
+
+    @property
     def has_checkpoints(self) -> bool:
         """Whether the run has checkpoints, including damaged ones."""
         return any(self.checkpoints.glob("checkpoint-*"))

@@ -324,3 +324,18 @@ def test_a_path_that_uses_a_file_as_a_folder_gives_exit_code_2_and_one_line(
 ) -> None:
     code, error = fail(words)
     assert (code, error.count("\n")) == (2, 0), error
+
+
+def test_train_does_not_resume_the_folder_of_a_deployed_learner(
+    fail: Callable[[str], tuple[int, str]], tmp_path: Path
+) -> None:
+    """A person wrote the configuration. Its task is missing, so a training would use the default task."""
+    text = "endpoints: {learner: ipc://learner.sock}\n"
+    (tmp_path / "leg").mkdir()
+    (tmp_path / "leg" / "config.yaml").write_text(text)
+    assert fail("train --resume leg") == (
+        2,
+        "td3-robot train: run folder 'leg' belongs to a deployed learner, not to td3-robot train; "
+        "to continue it: td3-robot learner --run leg",
+    )
+    assert (tmp_path / "leg" / "config.yaml").read_text() == text

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import errno
 from pathlib import Path
 
 import pytest
@@ -63,3 +64,20 @@ def test_a_missing_package_of_an_extra_is_an_error_of_one_line(
     lines = capsys.readouterr().err.splitlines()
     assert lines[-1] == last.format(who=prog.get("prog", "monitor"))
     assert len(lines) == 1 or code == 1
+
+
+def test_on_a_full_disk_the_advice_is_the_command_of_the_person(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(process, "_catch_signals", lambda _: None)  # pytest handles the signals
+    (tmp_path / "config.yaml").write_text("endpoints: {learner: ipc://learner}")
+
+    def fail(_: Node) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device", "metrics.jsonl")
+
+    options = argparse.Namespace(run=tmp_path, name="learner", incarnation=1, prog="td3-robot learner")
+    assert process.run_node("learner", options, fail) == 1
+    assert capsys.readouterr().err == (
+        "td3-robot learner: metrics.jsonl: No space left on device; "
+        f"make room on that disk, then run td3-robot learner --run {tmp_path}\n"
+    )
