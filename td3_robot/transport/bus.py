@@ -118,7 +118,7 @@ class Bus(Transport):
         kinds = (kind for accepted in server.accepts.values() for kind in accepted)
         socket = self._socket(zmq.ROUTER, {Hello, *kinds})
         socket.setsockopt(zmq.ROUTER_MANDATORY, 1)  # distinguishes a full queue from a closed connection
-        departures = Departures(socket, server)
+        departures = Departures(socket, server, keys=self.keys is not None)
         self._departures[server.link] = departures
         self._register(departures.monitor, departures.read)
         return socket

@@ -1,4 +1,4 @@
-"""CURVE on sockets: options, access control (ZAP, ZeroMQ RFC 27), and retries after failed handshakes of TCP clients.
+"""CURVE on sockets: options, access control (ZAP, ZeroMQ RFC 27), and new connections that libzmq does not make.
 
 A server accepts a client only in two cases: the client has the key of the server's machine, or the server's allow-list
 gives the client's key a role for clients. A client accepts only the server whose key it has pinned. A change of the
@@ -19,11 +19,19 @@ from td3_robot.transport.tally import Tally
 
 _ADDRESS = "inproc://zeromq.zap.01"
 _BURST = 2  # maximum number of handshakes to answer in one turn, so that a flood of strangers does not delay robots
-_RETRY = 1.0  # seconds until a client repeats a failed handshake; libzmq does not repeat it after a refusal
-FAILED_HANDSHAKE = (
-    zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_HANDSHAKE_FAILED_AUTH
-)
-"""libzmq's events for a connection whose handshake failed."""
+_RETRY = 1.0  # seconds until a client connects again, if libzmq does not
+_FAILED_HANDSHAKE = zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL | zmq.EVENT_HANDSHAKE_FAILED_AUTH
+_PROTOCOL_ERROR = zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
+
+
+def failed_handshake(*, keys: bool) -> int:
+    """libzmq's events for a connection whose handshake failed.
+
+    With keys, they lack the event for errors of the protocol. libzmq 4.3.5 also sends this event for a message that it
+    cannot decrypt. If a monitor receives the event, libzmq forgets the error: it does not close the connection, and
+    reads nothing more from it.
+    """
+    return _FAILED_HANDSHAKE if keys else _FAILED_HANDSHAKE | _PROTOCOL_ERROR
 
 
 def as_server(socket: zmq.Socket[bytes], link: str, keys: AllowList) -> None:
@@ -74,42 +82,54 @@ class Gatekeeper:
 class Dialled:
     """A client's TCP connection. With keys, the client has pinned the key of its server.
 
-    The client connects again in two cases: its handshake failed, or a changed allow-list requires another server key.
+    The client connects again in two cases. First, a connection has ended, and libzmq does not connect again: libzmq
+    gives up after a refusal, and after bytes that it cannot decrypt or decode. Second, a changed allow-list requires
+    another server key.
     """
 
     def __init__(self, socket: zmq.Socket[bytes], client: ClientLink, keys: AllowList | None, tally: Tally) -> None:
         self.client = client
         self._socket, self._keys, self._tally = socket, keys, tally
         self._retry = float("inf")  # time (s) of the next attempt to connect; infinite if no attempt is planned
-        # Without keys, libzmq itself repeats a failed handshake. It gives up only if the server uses keys or another
-        # protocol.
-        events = FAILED_HANDSHAKE if keys else zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
+        self._explained = False  # whether the end of the connection needs no log line about a failed handshake
+        events = zmq.EVENT_DISCONNECTED | zmq.EVENT_CONNECT_RETRIED | zmq.EVENT_HANDSHAKE_SUCCEEDED
+        events |= zmq.EVENT_HANDSHAKE_FAILED_AUTH if keys else _PROTOCOL_ERROR
         self.monitor: zmq.Socket[bytes] = socket.get_monitor_socket(events)
         self._set_keys()
 
     def read(self, now: float) -> None:
         """Log failed handshakes, and plan the next attempt. ``now`` is the current time (s)."""
         while self.monitor.poll(0):
+            event = monitor.recv_monitor_message(self.monitor)["event"]
+            if event in (zmq.EVENT_CONNECT_RETRIED, zmq.EVENT_HANDSHAKE_SUCCEEDED):  # libzmq connects again by itself
+                self._retry = float("inf")
+                self._explained = event == zmq.EVENT_HANDSHAKE_SUCCEEDED
+                continue
             self._retry = min(self._retry, now + _RETRY)
-            event, link = monitor.recv_monitor_message(self.monitor)["event"], self.client.link
-            if self._keys is None:
+            if not self._explained:
+                self._note_failed_handshake(event, now)
+            self._explained = event != zmq.EVENT_DISCONNECTED
+
+    def _note_failed_handshake(self, event: int, now: float) -> None:
+        link, endpoint = self.client.link, self.client.endpoint
+        if self._keys is None:
+            if event == _PROTOCOL_ERROR:
                 keys = "set endpoints.keys, or --keys, to this machine's key folder"
-                text = f"link {link}: the server at {self.client.endpoint} requires keys ({keys}), or is not td3-robot"
+                text = f"link {link}: the server at {endpoint} requires keys ({keys}), or is not td3-robot"
                 self._tally.note("no-keys", text, now)
-            elif event == zmq.EVENT_HANDSHAKE_FAILED_AUTH:
-                own = f"td3-robot keys allow {self._keys.identity.name} '{self._keys.identity.public}'"
-                text = f"link {link}: the server does not allow this machine's key; on the server's machine, run: {own}"
-                self._tally.note("not-allowed", text, now)
-            else:
-                pin = f"td3-robot keys allow NAME FILE --server {link} --keys {self._keys.folder.path}"
-                text = (
-                    f"link {link}: the server does not hold the key {self._keys.server(link)}, which this machine "
-                    f"expects; to accept the server's key, run: {pin}"
-                )
-                self._tally.note("not-the-server", text, now)
+        elif event == zmq.EVENT_HANDSHAKE_FAILED_AUTH:
+            own = f"td3-robot keys allow {self._keys.identity.name} '{self._keys.identity.public}'"
+            text = f"link {link}: the server does not allow this machine's key; on the server's machine, run: {own}"
+            self._tally.note("not-allowed", text, now)
+        else:  # a server with another key cannot decrypt the client's first message, so it closes the connection
+            reasons = "nothing serves behind a tunnel, the server uses no keys, or the server does not hold the key"
+            text = f"link {link}: the connection to {endpoint} ended during the handshake: {reasons} "
+            text += f"{self._keys.server(link)}, which this machine expects; compare it with the output of "
+            text += "'td3-robot keys list' on the server's machine"
+            self._tally.note("no-handshake", text, now)
 
     def turn(self, now: float) -> None:
-        """Connect again if the next attempt is due, or if a changed allow-list requires another server key."""
+        """Connect again if an attempt is due, or if a changed allow-list requires another server key."""
         if now < self._retry and self._wanted_key() == self._key:
             return
         self._retry = float("inf")

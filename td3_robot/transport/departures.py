@@ -9,17 +9,21 @@ from __future__ import annotations
 import zmq
 from zmq.utils import monitor
 
-from td3_robot.transport.curve import FAILED_HANDSHAKE
+from td3_robot.transport.curve import failed_handshake
 from td3_robot.transport.link import ServerLink
 from td3_robot.transport.tally import Tally
 
 
 class Departures:
-    """Compares the ended connections of a server's socket with the Byes that the server received."""
+    """Compares the ended connections of a server's socket with the Byes that the server received.
 
-    def __init__(self, socket: zmq.Socket[bytes], server: ServerLink) -> None:
-        self.monitor: zmq.Socket[bytes] = socket.get_monitor_socket(zmq.EVENT_DISCONNECTED | FAILED_HANDSHAKE)
-        self._server = server
+    ``keys``: whether the server uses keys. Then some failed handshakes also count as ended connections.
+    """
+
+    def __init__(self, socket: zmq.Socket[bytes], server: ServerLink, *, keys: bool) -> None:
+        events = zmq.EVENT_DISCONNECTED | failed_handshake(keys=keys)
+        self.monitor: zmq.Socket[bytes] = socket.get_monitor_socket(events)
+        self._server, self._keys = server, keys
         self._limit = int(socket.getsockopt(zmq.MAXMSGSIZE))
         self._tally = Tally()
         self._unexplained = 0  # ended connections minus Byes; below 0 if a client sent a Bye and is still connected
@@ -38,5 +42,7 @@ class Departures:
         while self._unexplained > 0:
             self._unexplained -= 1
             reasons = f"the client's process ended, the network failed, or a frame was above {self._limit} bytes"
+            if self._keys:
+                reasons += ", or the client has no keys or expects another key of this server"
             text = f"a connection on link {self._server.link} ended without a Bye: {reasons}"
             self._tally.note("connections", text, now, "noticed")

@@ -6,7 +6,7 @@ import shutil
 import socket
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, suppress
 from pathlib import Path
 from typing import Any
 
@@ -130,7 +130,7 @@ def test_a_client_moves_to_another_address_of_its_server(
     other.create("other")
     impostor, server = make_locked(other), make_locked(folders[0])
     robot.move("policy", impostor.serve("tcp://127.0.0.1:*", make_server(2)))
-    pump(lambda _: bool(robot.dropped()["not-the-server"]), impostor, robot)
+    pump(lambda _: bool(robot.dropped()["no-handshake"]), impostor, robot)
     robot.move("policy", server.serve("tcp://127.0.0.1:*", make_server(3)))
     pump(lambda got: bool(got[0] and got[1]), server, robot)
     peer = exchange(server, robot, make_step, pump, of)
@@ -212,9 +212,55 @@ def test_a_client_refuses_a_server_with_another_key(
     folders[1].allow("server", KeyFolder(tmp_path / "x").create("x").public, "server:policy")
     client = make_locked(folders[1])
     client.connect(bound, make_client("sim-8", client=8))
-    got, _ = pump(lambda _: bool(client.dropped()["not-the-server"]), server, client)
+    got, _ = pump(lambda _: bool(client.dropped()["no-handshake"]), server, client)
     assert not any(isinstance(message, Hello) for _, message in got)
-    assert "link policy: the server does not hold the key" in caplog.text
+    assert f"link policy: the connection to {bound} ended during the handshake: " in caplog.text
+    assert "the server does not hold the key" in caplog.text
+    assert "td3-robot keys allow" not in caplog.text
+
+
+def test_the_log_does_not_advise_to_accept_a_key_if_a_tunnel_closes_the_connection(
+    folders: Folders, make_locked: Make, make_client: Make, pump: Make, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Nothing serves behind the tunnel. So the client cannot know whether the server has another key."""
+    robot = make_locked(folders[1])
+    with closing(Relay()) as tunnel:
+        robot.connect(tunnel.endpoint, make_client())
+        pump(lambda _: tunnel.carry() or robot.dropped()["no-handshake"] >= 2, robot)  # it tries again
+    assert "nothing serves behind a tunnel" in caplog.text
+    assert "td3-robot keys allow" not in caplog.text
+
+
+@pytest.mark.parametrize("to", ["server", "client"])
+@pytest.mark.parametrize("with_keys", [True, False])
+def test_a_client_connects_again_after_damaged_bytes(
+    to: str,
+    with_keys: bool,
+    folders: Folders,
+    make_locked: Make,
+    make_server: Make,
+    make_client: Make,
+    make_step: Make,
+    pump: Make,
+    of: Make,
+) -> None:
+    """A relay damages the bytes of one message. With keys, the receiver cannot decrypt the message.
+
+    Without keys, the damaged bytes announce a message above the size limit.
+    """
+    server, robot = (make_locked(folder if with_keys else None) for folder in folders)
+    with closing(Relay(server.serve("tcp://127.0.0.1:*", make_server()))) as relay:
+        robot.connect(relay.endpoint, make_client())
+        ((peer, _), *_), _ = pump(lambda got: relay.carry() or bool(got[0] and got[1]), server, robot)
+        relay.damage[to] = _flipped if with_keys else _endless
+        if to == "server":
+            assert robot.send("policy", make_step(1))
+        else:
+            assert server.send(peer, Action("sim-0", 0, 1, 0, np.zeros((1, 2), np.float32), 1, 0, 0))
+        pump(lambda _: relay.carry() or (not relay.damage and relay.accepted == 2), server, robot)
+        pump(lambda got: relay.carry() or any(isinstance(message, Hello) for _, message in got[0]), server, robot)
+        pump(lambda _: relay.carry() or robot.send("policy", make_step(2)), server, robot)
+        pump(lambda got: relay.carry() or bool(of(got[0], Step)), server, robot)
 
 
 def test_a_client_without_a_key_is_refused(
@@ -397,7 +443,7 @@ def test_the_server_of_one_link_cannot_be_the_server_of_another(
     """
     server, robot = make_locked(folders[0]), make_locked(folders[1])
     robot.connect(server.serve("tcp://127.0.0.1:*", make_server(link=link)), make_client(link=link))
-    got, _ = pump(lambda _: bool(robot.dropped()["not-the-server"]), server, robot)
+    got, _ = pump(lambda _: bool(robot.dropped()["no-handshake"]), server, robot)
     assert got == []
 
 
@@ -524,6 +570,68 @@ def test_unknown_clients_do_not_block_a_robot(
             exchange(server, robot, make_step, pump, of)
         pump(lambda _: server.dropped()["denied"] >= 20, server)
     assert set(server.dropped()) == {"denied"}
+
+
+class Relay:
+    """Carries bytes between clients and a server over TCP. Without a server, it closes each connection at once.
+
+    Attributes:
+        accepted: number of connections so far.
+        damage: maps ``server`` or ``client`` to a function that changes the next bytes to this side.
+    """
+
+    def __init__(self, target: str = "") -> None:
+        self._target = target
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self._listener.setblocking(False)
+        self._pairs: list[tuple[socket.socket, socket.socket, str]] = []  # source, sink, the side of the sink
+        self.endpoint = f"tcp://127.0.0.1:{self._listener.getsockname()[1]}"
+        self.accepted = 0
+        self.damage: dict[str, Callable[[bytes], bytes]] = {}
+
+    def carry(self) -> None:
+        """Accept the waiting connection, and carry the bytes that have arrived."""
+        with suppress(BlockingIOError):
+            near = self._listener.accept()[0]
+            self.accepted += 1
+            if self._target:
+                far = socket.create_connection(_address(self._target))
+                self._pairs += [(near, far, "server"), (far, near, "client")]
+            else:
+                near.close()
+        for pair in list(self._pairs):
+            with suppress(BlockingIOError):
+                if pair in self._pairs:  # not closed since
+                    self._carry(*pair)
+
+    def _carry(self, source: socket.socket, sink: socket.socket, side: str) -> None:
+        source.setblocking(False)
+        try:
+            data = source.recv(65536)
+        except ConnectionError:
+            data = b""
+        if not data:
+            self._pairs = [pair for pair in self._pairs if source not in pair]
+            source.close()
+            sink.close()
+            return
+        if change := self.damage.pop(side, None):
+            data = change(data)
+        sink.setblocking(True)
+        sink.sendall(data)
+
+    def close(self) -> None:
+        for one in {self._listener, *(each for pair in self._pairs for each in pair[:2])}:
+            one.close()
+
+
+def _flipped(data: bytes) -> bytes:
+    return data[:-1] + bytes([data[-1] ^ 1])
+
+
+def _endless(data: bytes) -> bytes:
+    """The header of a ZMTP frame of 2^63 bytes."""
+    return b"\x02" + b"\x7f" * (len(data) - 1)
 
 
 def _address(endpoint: str) -> tuple[str, int]:
