@@ -32,7 +32,7 @@ from td3_robot.runtime.process import run_node
 from td3_robot.safety.lifecycle import State
 from td3_robot.safety.limits import check_deadlines
 from td3_robot.topics import RECORDER
-from td3_robot.transport.link import ClientLink
+from td3_robot.transport.link import PEER_TIMEOUT, ClientLink
 
 log = logging.getLogger(__name__)
 
@@ -126,6 +126,7 @@ class _Server:
             # The first Hello names the version that this server holds, so that the learner's versions begin above it.
             version = self.core.version
             self.learner = node.connect("learner", (Weights,), essential=bool(node.folder), weights_version=version)
+        self._began_at = time.monotonic()
         self._served = self.core.spec
         self._loaded = self.core.store.loaded[-1:]
 
@@ -190,8 +191,11 @@ class _Server:
         return Figures("ready", core.lifecycle.trouble, figures, counters=dict(core.counters))
 
     def _for_reply(self) -> Figures:
-        bus = self.node.bus
-        return Figures("running", bus.last_dropped(), self.rates.figures(time.monotonic()), dict(bus.dropped()))
+        bus, now = self.node.bus, time.monotonic()
+        figures = dict(self.rates.figures(now))
+        if self.learner and now - self.learner.received_at > PEER_TIMEOUT:
+            figures["learner_silent_s"] = now - max(self.learner.received_at, self._began_at)
+        return Figures("running", bus.last_dropped(), figures, dict(bus.dropped()))
 
     def _sift(self, inputs: list[Input]) -> list[Input]:
         if self.core.spec:

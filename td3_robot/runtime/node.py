@@ -19,6 +19,7 @@ from td3_robot.messages import Command, Hello, Message, Start, Status
 from td3_robot.recording.boundary import Observer, RecordedCore
 from td3_robot.runtime.outbox import Outbox
 from td3_robot.runtime.run_folder import RunFolder
+from td3_robot.runtime.silence import Silence
 from td3_robot.runtime.systemd import Notifier
 from td3_robot.specs import RobotSpec
 from td3_robot.topics import RECORDER
@@ -239,13 +240,15 @@ class Node:
             HandshakeError: a server refused this node on an essential link.
         """
         finished = False
-        notifier = Notifier(os.environ)
+        notifier, silence = Notifier(os.environ), Silence()
         while not finished and not (self.stop_signal and stops()):
             notifier.turn(time.monotonic())
             inputs = sift(self._receive(0.0 if busy() else _IDLE, deadline()))
             self.outbox.forget_steps(inputs)
             self.outbox.add(core.step(inputs, time.monotonic()))
             self.outbox.flush()
+            if not self.supervised:  # a supervisor reports its processes itself
+                silence.turn(self.bus.clients.values(), time.monotonic())
             finished = after() or self._look()
             if time.monotonic() >= self._next_status:  # only when due, because a report may take long to compute
                 self.status(report())

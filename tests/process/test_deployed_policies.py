@@ -106,11 +106,25 @@ def test_remote_learner_adapts_the_policy_of_a_running_robot(robot: Robot) -> No
         "actions of the learner's policy while it learns",
         lambda: len({*robot.record()[begin:], SAFE, POLICY, "observe good"}) > 5,
     )
+    silent, again = "link learner: the server at ipc://", "link learner: the server answers again"
+
+    def count(text: str) -> list[int]:
+        return [robot.log(name).count(text) for name in ("server.log", "driver.log")]
+
+    # The learner may begin more than 5 s after the server and the driver. Then there is a first warning.
+    robot.wait("the learner's answers", lambda: count(silent) == count(again))
+    warnings = count(silent)
     learner.kill()
     learner.wait()
     end = len(robot.record())
     robot.wait("a second without the learner", lambda: periods(robot.record()[end:]) > 50)
     robot.wait("actions of the learner's policy", lambda: {*robot.record()[-10:]} - {SAFE, POLICY, "observe good"})
+    robot.wait("a warning of each", lambda: count(silent) == [number + 1 for number in warnings])
+    state = json.loads(robot.operator("state", "--json").stdout)
+    assert state["loop"]["learner_silent_s"] > 5
+    robot._start("learner.log", "-m", "td3_robot.cli.main", "learner", "--run", "run")
+    robot.wait("the learner's answers", lambda: count(again) == count(silent))
+    assert "learner_silent_s" not in json.loads(robot.operator("state", "--json").stdout).get("loop", {})
 
 
 def test_operator_loads_and_rolls_back_policies_and_ends_the_example_driver(robot: Robot) -> None:
