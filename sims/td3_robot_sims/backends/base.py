@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from td3_robot.config.randomization import OUTSIDE_PHYSICS, RandomizationConfig
 from td3_robot.errors import BundleError, ConfigError
 from td3_robot.specs import FLOAT32_MAX, Float32, RobotSpec
-from td3_robot_sims.backends import saved_episode
+from td3_robot_sims.backends import results, saved_episode
 from td3_robot_sims.backends.disturbance import Disturbance
 
 
@@ -54,8 +54,8 @@ class Outcome(NamedTuple):
 class Environment(ABC):
     """One robot in one world.
 
-    A subclass implements :meth:`_reset` and :meth:`_step`. This class checks actions, and applies the time limit and
-    the randomization that needs no physics. It also saves and restores the episode.
+    A subclass implements :meth:`_reset` and :meth:`_step`. This class checks actions and results, and applies the time
+    limit and the randomization that needs no physics. It also saves and restores the episode.
 
     Args:
         time_limit: steps after which an episode is truncated; 0 for no limit.
@@ -95,6 +95,7 @@ class Environment(ABC):
         self._start: NDArray[np.uint64] | None = None  # the random state before the reset that began this episode
         self._running = False
         self._action_shape = (spec.action_size,)
+        self._observation_shape = (spec.observation_size,)
         self._actions: list[Float32] = []  # all actions of the episode, as step() received them
         self._observation = np.zeros(spec.observation_size, np.float32)
 
@@ -113,6 +114,9 @@ class Environment(ABC):
 
         Args:
             seed: new seed of the random stream, at least 0; None to continue the stream.
+
+        Raises:
+            NodeError: :meth:`_reset` returned something else than an observation.
         """
         if seed is not None:
             self.random = np.random.default_rng(seed)
@@ -122,9 +126,8 @@ class Environment(ABC):
         self._terms = {}
         if self.disturbance:
             self.disturbance.begin(self.random)
-            self._observation = self.disturbance.sensed(self._reset())
-        else:
-            self._observation = self._reset()
+        observation = results.observation(self.task_name, self._reset(), self._observation_shape)
+        self._observation = self.disturbance.sensed(observation) if self.disturbance else observation
         self._running = True
         return self._observation.copy()
 
@@ -135,6 +138,7 @@ class Environment(ABC):
             RuntimeError: no episode is running. Call reset before the first step, and after the end of an episode.
             ValueError: the action has the wrong shape, is not finite, or the sum of its squares is too large for
                 float32.
+            NodeError: :meth:`_step` did not return the fields of an :class:`Outcome`.
         """
         if not self._running:
             raise RuntimeError(f"{self.spec.name}: no episode is running; call reset() first")
@@ -145,11 +149,11 @@ class Environment(ABC):
             raise ValueError(f"{self.spec.name}: action {action.tolist()} is not finite, or is too large")
         # Store the action without a delay: restore_state() passes it to step() again, and step() adds the delay.
         self._actions.append(action)
+        result = self._step(self.disturbance.delayed(action) if self.disturbance else action)
+        values = results.fields(self.task_name, "_step", result, results.STEP)
+        observation, reward, terminated, truncated = results.outcome(self.task_name, values, self._observation_shape)
         if self.disturbance:
-            truth, reward, terminated, truncated = self._step(self.disturbance.delayed(action))
-            observation = self.disturbance.sensed(truth)
-        else:
-            observation, reward, terminated, truncated = self._step(action)
+            observation = self.disturbance.sensed(observation)
         truncated = truncated or 0 < self.time_limit <= len(self._actions)
         self._running = not (terminated or truncated)
         self._observation, self._reward = observation, reward
@@ -168,10 +172,15 @@ class Environment(ABC):
         """
 
     def reward_terms(self) -> dict[str, float]:
-        """Return the terms whose sum is the reward of the last step, by name; empty before an episode's first step."""
+        """Return the terms whose sum is the reward of the last step, by name; empty before an episode's first step.
+
+        Raises:
+            NodeError: a term is not a number.
+        """
         if not self._actions:
             return {}
-        return dict(self._terms) or {"reward": self._reward}
+        terms = {name: results.number(self.task_name, f"term {name!r}", term) for name, term in self._terms.items()}
+        return terms or {"reward": self._reward}
 
     def save_state(self) -> dict[str, Any]:
         """Save the episode: the random state before its reset, its k actions so far and its newest observation.

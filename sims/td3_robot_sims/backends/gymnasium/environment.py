@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
 import warnings
 from collections.abc import Mapping
@@ -18,8 +17,8 @@ from td3_robot.config.randomization import RandomizationConfig
 from td3_robot.errors import ConfigError
 from td3_robot.specs import Channel, Float32, RobotSpec
 from td3_robot.util import extras
+from td3_robot_sims.backends import results
 from td3_robot_sims.backends.base import Environment
-from td3_robot_sims.backends.gymnasium.results import wrong_result
 
 _DEFAULT_PERIOD = 1 / 50  # s, for tasks that do not declare a rate
 _SUPPORTED = "supported: vectors (a Box) of floats; the limits of actions must be finite"
@@ -63,7 +62,6 @@ class GymnasiumEnvironment(Environment):
             raise
         limit = env.spec.max_episode_steps if env.spec else None
         super().__init__(spec, limit or 0, seed, randomization)
-        self._shape = (spec.observation_size,)
         # Remove the TimeLimit wrapper, because the base class already applies the time limit.
         self._env = env.env if isinstance(env, TimeLimit) else env
 
@@ -77,24 +75,16 @@ class GymnasiumEnvironment(Environment):
     def _reset(self) -> Float32:
         self._env.unwrapped.np_random = self.random
         result = self._env.reset()
-        with contextlib.suppress(Exception):  # the user's values may be anything
-            given, _ = result
-            observation = np.array(given, np.float32)
-            if observation.shape == self._shape:
-                return observation
-        raise wrong_result(self.task_name, "reset", result, self._shape)
+        given: Float32 = results.fields(self.task_name, "reset", result, ("observation", "info"))[0]
+        return given  # the base class converts it
 
     def _step(self, action: Float32) -> tuple[Float32, float, bool, bool]:
         result = self._env.step(self._command(action))
-        with contextlib.suppress(Exception):  # the user's values may be anything
-            given, reward, terminated, truncated, info = result
-            terms = {key: value for key, value in info.items() if key.startswith("reward_") and np.ndim(value) == 0}
-            self._terms = {key: float(value) for key, value in terms.items()}
-            observation = np.array(given, np.float32)
-            outcome = observation, float(reward), bool(terminated), bool(truncated)
-            if observation.shape == self._shape:
-                return outcome
-        raise wrong_result(self.task_name, "step", result, self._shape)
+        observation, reward, terminated, truncated, info = results.fields(
+            self.task_name, "step", result, (*results.STEP, "info")
+        )
+        self._terms = results.reward_terms(self.task_name, info)
+        return observation, reward, terminated, truncated  # the base class converts them
 
     def render(self, width: int = 640, height: int = 480) -> NDArray[np.uint8]:
         """Return the task's own picture, scaled by repeating or omitting pixels."""
