@@ -5,14 +5,21 @@ A name without a colon, such as ``Walker2D``, belongs to the backend ``bullet``.
 
 from __future__ import annotations
 
+import contextlib
+import logging
 import sys
+from collections.abc import Iterator
 from functools import cache
 
 from td3_robot.config.randomization import RandomizationConfig
-from td3_robot.errors import ConfigError
+from td3_robot.errors import ConfigError, Td3RobotError
 from td3_robot.registry import Registry
 from td3_robot.specs import RobotSpec
+from td3_robot.util import extras
+from td3_robot_sims.backends import results
 from td3_robot_sims.backends.base import Backend, Environment
+
+log = logging.getLogger(__name__)
 
 BACKENDS = Registry(
     "simulator backend",
@@ -31,7 +38,7 @@ def find(task: str) -> tuple[Backend, str]:
     """Return the backend of a task, and the task's name in this backend.
 
     Raises:
-        ConfigError: there is no such backend, or it cannot be loaded.
+        ConfigError: there is no such backend, or it is broken.
     """
     kind, colon, name = task.partition(":")
     if not colon:
@@ -42,21 +49,65 @@ def find(task: str) -> tuple[Backend, str]:
 
 @cache
 def _load(kind: str) -> Backend:
-    backend: Backend = BACKENDS.load(kind)(kind)
-    return backend
+    backend: type[Backend] = BACKENDS.load(kind)
+    where = f"simulator backend {kind!r}"
+    if not (isinstance(backend, type) and issubclass(backend, Backend)):
+        raise ConfigError(f"{where} is {results.shown(backend)}; it must be a subclass of {_name(Backend)}")
+    with _explained(f"{where}: {_name(backend)}({kind!r})"):
+        return backend(kind)
 
 
 def names() -> tuple[str, ...]:
-    """Return the tasks of all backends that can list their tasks. The backends of Gymnasium cannot."""
-    listed = [(kind, name) for kind in BACKENDS.names() for name in _load(kind).names()]
-    return tuple(name if kind == DEFAULT else f"{kind}:{name}" for kind, name in listed)
+    """Return the tasks of all backends that can list their tasks. The backends of Gymnasium cannot.
+
+    If a backend is broken, log a warning and leave out its tasks.
+    """
+    listed: list[str] = []
+    for kind in BACKENDS.names():
+        try:
+            backend = _load(kind)
+            with _explained(f"simulator backend {kind!r}: names()"):
+                listed += [name if kind == DEFAULT else f"{kind}:{name}" for name in backend.names()]
+        except ConfigError as error:
+            log.warning("%s; the tasks of this backend are not listed", error)
+    return tuple(listed)
 
 
 @cache
 def spec(task: str) -> RobotSpec:
-    """Return the robot specification of a task. Raises ConfigError as :func:`make` does."""
-    backend, name = find(task)
-    return backend.spec(name)
+    """Return the robot specification of a task.
+
+    Raises:
+        ConfigError: see :func:`make`.
+    """
+    return _spec(task, *find(task))
+
+
+def _spec(task: str, backend: Backend, name: str) -> RobotSpec:
+    method = f"task {task!r}: spec() of simulator backend {backend.kind!r}"
+    with _explained(method):
+        found = backend.spec(name)
+    if not isinstance(found, RobotSpec):
+        raise ConfigError(f"{method} returned {results.shown(found)}; it must return a RobotSpec")
+    return found
+
+
+@contextlib.contextmanager
+def _explained(what: str) -> Iterator[None]:
+    """If the code of a backend raises an unexpected exception, raise a ConfigError of one line instead."""
+    try:
+        yield
+    except Td3RobotError:
+        raise
+    except Exception as error:  # the user's code may raise anything
+        if isinstance(error, ModuleNotFoundError) and extras.missing(error):
+            raise
+        text = " ".join(f"{type(error).__name__}: {error}".split())
+        raise ConfigError(f"{what} raised {text}") from error
+
+
+def _name(kind: type) -> str:
+    return f"{kind.__module__}.{kind.__qualname__}"
 
 
 def check(task: str, randomization: RandomizationConfig) -> RobotSpec:
@@ -74,12 +125,20 @@ def make(task: str, seed: int | None = None, randomization: RandomizationConfig 
 
     Raises:
         ConfigError: the task does not exist, needs a package that is not installed, has an observation space or an
-            action space that its backend does not support, or does not support ``randomization``.
+            action space that its backend does not support, or does not support ``randomization``. Also raised if the
+            backend is broken: for example, its ``make`` returns no :class:`Environment`, or an environment whose
+            specification differs from that of its ``spec``.
     """
     backend, name = find(task)
     if randomization:
         backend.check_randomization(randomization)
     environment = backend.make(name, seed, randomization)
+    method = f"task {task!r}: make() of simulator backend {backend.kind!r}"
+    if not isinstance(environment, Environment):
+        raise ConfigError(f"{method} returned {results.shown(environment)}; it must return an Environment")
+    if difference := _spec(task, backend, name).difference(environment.spec):
+        environment.close()
+        raise ConfigError(f"{method} returned another robot than its spec(): {difference}; both must agree")
     environment.task_name = task
     return environment
 

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import importlib
+import logging
 import re
 from collections.abc import Callable, Sequence
 
 from td3_robot.bundle import Bundle
 from td3_robot.config import loading as configuration
 from td3_robot.config import reference
-from td3_robot.errors import EXIT_GOOD
+from td3_robot.errors import EXIT_GOOD, ConfigError
 from td3_robot.learner.algorithms.table import ALGORITHMS
 from td3_robot.policies import shipped_policies
 from td3_robot.runtime.arguments import Parser
 from td3_robot.util import resources
 from td3_robot.util.output import print_rows
+
+log = logging.getLogger(__name__)
 
 _EXAMPLES = """examples:
   td3-robot list configs
@@ -60,7 +63,11 @@ def _tasks() -> Rows:
     tasks = importlib.import_module("td3_robot_sims.tasks")  # td3_robot never imports simulators statically
     rows = []
     for name in tasks.names():
-        spec = tasks.spec(name)
+        try:
+            spec = tasks.spec(name)
+        except ConfigError as error:
+            log.warning("%s; the task is not listed", error)
+            continue
         sizes = str(spec.observation_size), str(spec.action_size)
         backend, colon, _ = name.partition(":")
         description = f"a task of the backend {backend}" if colon else "a walking robot in PyBullet"

@@ -115,7 +115,8 @@ def _refuse_task(source: str) -> None:
     if os.path.exists(source):
         return
     tasks = _tasks()
-    if source.partition(":")[0] in tasks.BACKENDS if ":" in source else source in tasks.names():
+    kind, colon, _ = source.partition(":")
+    if kind in tasks.BACKENDS if colon else source in tasks.find(source)[0].names():
         raise UsageError(
             f"CONFIG is {source!r}, which is a task; allowed: a YAML file, or the name of a shipped one; "
             f"to train this task with the default configuration: td3-robot train --task {source} "

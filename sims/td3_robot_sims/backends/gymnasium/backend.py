@@ -18,14 +18,19 @@ class GymnasiumBackend(Backend):
     packages = ("numpy", "gymnasium")
     environment = "GymnasiumEnvironment"
 
+    def __init__(self, kind: str) -> None:
+        super().__init__(kind)
+        self._specs: dict[str, RobotSpec] = {}  # of the newest environment of each task
+
     def spec(self, name: str) -> RobotSpec:
-        environment = self.make(name, None, None)
-        environment.close()
-        return environment.spec
+        if name not in self._specs:
+            self.make(name, None, None).close()
+        return self._specs[name]
 
     def make(self, name: str, seed: int | None, randomization: RandomizationConfig | None) -> Environment:
         module = importlib.import_module("td3_robot_sims.backends.gymnasium.environment")
         environment: Environment = getattr(module, self.environment)(self.kind, name, seed, randomization)
+        self._specs[name] = environment.spec
         return environment
 
     def module(self, name: str) -> str:
