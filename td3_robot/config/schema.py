@@ -83,6 +83,10 @@ class ExplorationConfig(Section, frozen=True):
             allowed = [name for name in noises.NOISES.names() if name not in noises.CHOSEN_BY_THE_LEARNER]
             raise ValueError(f"exploration.kind is {self.kind!r}; allowed: {', '.join(allowed)}")
         try:
+            noises.check(self.kind)
+        except ConfigError as error:
+            raise ValueError(f"exploration.kind is {self.kind!r}: {error}") from None
+        try:
             noises.parameters(self.kind, self.noise_parameters())
         except ConfigError as error:
             raise ValueError(f"exploration.parameters: {error}") from None
@@ -94,7 +98,7 @@ class ExplorationConfig(Section, frozen=True):
 
     def noise_parameters(self) -> dict[str, float]:
         """Return the configured parameters of the noise, by name."""
-        theta = {"theta": self.theta} if "theta" in noises.NOISES.load(self.kind).PARAMETERS else {}
+        theta = {"theta": self.theta} if "theta" in noises.load(self.kind).PARAMETERS else {}
         return {**theta, **self.parameters}
 
 

@@ -19,14 +19,14 @@ from __future__ import annotations
 import itertools
 import zlib
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from td3_robot.errors import ConfigError
 from td3_robot.messages import NO_NOISE
-from td3_robot.noises import NOISES, Parameter
+from td3_robot.noises import FIRST_INSTALLED, LAST_INSTALLED, NOISES, Parameter
 from td3_robot.specs import Float32, UInt32, UInt64
 
 if TYPE_CHECKING:
@@ -36,8 +36,6 @@ if TYPE_CHECKING:
 
 BLOCK = 64
 """Steps in a block. Drawing a block of one robot takes 20 µs; looking up a drawn step takes almost no time."""
-FIRST_INSTALLED = 1000
-"""The lowest NUMBER that a noise of an installed package may have."""
 _NOTHING_DRAWN = np.iinfo(np.uint64).max  # an episode that no robot reaches
 
 
@@ -66,9 +64,10 @@ class Noise:
     PARAMETERS: ClassVar[Mapping[str, Parameter]] = {}
 
     def __init_subclass__(cls) -> None:
-        if not cls.__module__.startswith("td3_robot.") and not FIRST_INSTALLED <= getattr(cls, "NUMBER", -1) < 1 << 32:
-            number = getattr(cls, "NUMBER", "missing")
-            raise ConfigError(f"{cls.__qualname__}.NUMBER is {number}; allowed: {FIRST_INSTALLED} to {(1 << 32) - 1}")
+        number: Any = getattr(cls, "NUMBER", "missing")
+        allowed = isinstance(number, int) and FIRST_INSTALLED <= number <= LAST_INSTALLED
+        if not (allowed or cls.__module__.startswith("td3_robot.")):
+            raise ConfigError(f"{cls.__qualname__}.NUMBER is {number}; allowed: {FIRST_INSTALLED} to {LAST_INSTALLED}")
 
     def __init__(
         self, seed: int, source: str, incarnation: int, robots: int, actions: int, **parameters: float

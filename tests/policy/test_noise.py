@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import sys
 import zlib
 from collections.abc import Callable, Iterator
@@ -300,18 +301,27 @@ class Sign(Noise):
 
 
 @pytest.fixture
-def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[int], None]]:
-    """Installs a package that adds the noise ``sign``. The fixture removes the package after the test."""
+def install_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str, str], None]]:
+    """Installs a package with the module ``sign_noise`` of this source and these entry points.
 
-    def installed(number: int) -> None:
-        (tmp_path / "sign_noise.py").write_text(SIGN_NOISE.format(number=number))
-        install_metadata(tmp_path, "sign_noise", "td3_robot.noises", "sign = sign_noise:Sign")
+    The fixture removes the package after the test.
+    """
+
+    def installed(source: str, rows: str) -> None:
+        (tmp_path / "sign_noise.py").write_text(source)
+        install_metadata(tmp_path, "sign_noise", "td3_robot.noises", rows)
         monkeypatch.syspath_prepend(tmp_path)
         NOISES.__dict__.pop("rows", None)
 
     yield installed
     NOISES.__dict__.pop("rows", None)
     sys.modules.pop("sign_noise", None)
+
+
+@pytest.fixture
+def install(install_module: Callable[[str, str], None]) -> Callable[[int], None]:
+    """Installs a package that adds the noise ``sign`` with this NUMBER."""
+    return lambda number: install_module(SIGN_NOISE.format(number=number), "sign = sign_noise:Sign")
 
 
 def test_an_installed_package_adds_a_noise(
@@ -344,6 +354,53 @@ def test_the_number_of_an_installed_noise_is_at_least_1000(install: Callable[[in
     install(3)
     with pytest.raises(ConfigError, match=r"Sign.NUMBER is 3; allowed: 1000 to 4294967295"):
         NOISES.load("sign")
+
+
+@pytest.mark.parametrize(
+    ("source", "words"),
+    [
+        (
+            "Sign = 3",
+            "exploration noise 'sign' is sign_noise:Sign; it must be a subclass of td3_robot.policy.noise.Noise",
+        ),
+        ("class Sign: pass", "exploration noise 'sign' is sign_noise:Sign; it must be a subclass of"),
+        (
+            "from td3_robot.policy.noise import Noise\nclass Sign(Noise): pass",
+            "Sign.NUMBER is missing; allowed: 1000 to 4294967295",
+        ),
+        (
+            SIGN_NOISE.format(number=1000).replace("Parameter(1.0, 0.0, 4.0)", "3"),
+            "exploration noise 'sign' (sign_noise:Sign): PARAMETERS is {\"size\": 3}; "
+            "it must map each name to a td3_robot.noises.Parameter(default, low, high)",
+        ),
+        (
+            SIGN_NOISE.format(number=1000) + "\nclass Other(Sign): pass",
+            "exploration noise 'sign' (sign_noise:Sign) has the NUMBER 1000 of 'other' (sign_noise:Other); "
+            "each noise needs another number from 1000 to 4294967295",
+        ),
+    ],
+)
+def test_a_configuration_with_a_broken_noise_is_refused(
+    install_module: Callable[[str, str], None], source: str, words: str
+) -> None:
+    install_module(source, "broken = sign_noise:Missing\nother = sign_noise:Other\nsign = sign_noise:Sign")
+    with pytest.raises(ConfigError, match=re.escape(f"exploration.kind is 'sign': {words}")) as refused:
+        loading.parse({"exploration": {"kind": "sign"}})
+    assert "\n" not in str(refused.value)
+    assert noises.name_of(5) == "gaussian_v2"
+    loading.parse({"exploration": {"kind": "gaussian_v2"}})
+
+
+def test_two_names_of_one_noise_have_the_same_number(install_module: Callable[[str, str], None]) -> None:
+    install_module(SIGN_NOISE.format(number=1000), "plus = sign_noise:Sign\nsign = sign_noise:Sign")
+    assert loading.parse({"exploration": {"kind": "sign"}}).exploration.kind == "sign"
+
+
+def test_a_noise_that_cannot_be_loaded_does_not_hide_the_name_of_another_noise(
+    install_module: Callable[[str, str], None],
+) -> None:
+    install_module(SIGN_NOISE.format(number=1000), "broken = sign_noise:Missing\nsign = sign_noise:Sign")
+    assert noises.name_of(1000) == "sign"
 
 
 def test_a_bundle_with_an_unknown_noise_is_refused(
