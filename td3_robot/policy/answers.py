@@ -35,6 +35,9 @@ class Answers:
         tells_drivers: if an action stops a robot, also send its driver an ``estop``, so that the driver does not call
             the robot's ``reset``. False only to replay a recording of version 0.1.0.
         counters: counts Steps and Actions, and the reasons why no policy answered a Step.
+
+    Attributes:
+        noise_problem: the mistake of an exploration noise that was found last, in one line; empty if none was found.
     """
 
     def __init__(
@@ -50,6 +53,7 @@ class Answers:
     ) -> None:
         self._seed = seed
         self.exploring = exploring
+        self.noise_problem = ""
         self._tells_drivers = tells_drivers
         self._store = store
         self._safety = safety
@@ -156,9 +160,11 @@ class Answers:
             safe = policy.safety.envelope.safe_action(step.action)
             operated = self._takeovers.replace(step.source, action, safe, now)
         guarded = policy.safety.envelope.guarded
-        if not finite(action):  # finite weights can still overflow
+        if not finite(action):  # the noise has a mistake, or the finite weights overflow
             self._counters["not_finite"] += 1
-            if (again := occurrence(self._counters["not_finite"])) is not None:
+            explorer.blame(step.observation)
+            self.noise_problem = explorer.problem or self.noise_problem
+            if not explorer.problem and (again := occurrence(self._counters["not_finite"])) is not None:
                 sent = "the server sends the safe action" if guarded else "the server sends no action"
                 text = "an action of weights version %d for %s is not finite: %s%s"
                 log.warning(text, policy.version, one_line(step.source), sent, again)

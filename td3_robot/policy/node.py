@@ -16,7 +16,7 @@ from msgspec.structs import replace
 
 from td3_robot.bundle import Bundle, sha256
 from td3_robot.core_types import Input
-from td3_robot.errors import BundleError, UsageError
+from td3_robot.errors import EXIT_USAGE, BundleError, NodeError, UsageError
 from td3_robot.messages import Weights
 from td3_robot.policies import find_policy
 from td3_robot.policy import core as policy_core
@@ -127,6 +127,7 @@ class _Server:
             version = self.core.version
             self.learner = node.connect("learner", (Weights,), essential=bool(node.folder), weights_version=version)
         self._began_at = time.monotonic()
+        self._noise_problem = ""
         self._served = self.core.spec
         self._loaded = self.core.store.loaded[-1:]
 
@@ -181,7 +182,25 @@ class _Server:
             self.node.bus.adopt("policy", core.spec)
         if self.state_file:
             self.state_file.keep(core.safety_state)
+        self._tell_noise_problem()
         return core.lifecycle.state is State.FINALIZED
+
+    def _tell_noise_problem(self) -> None:
+        """End the run if an exploration noise has a mistake. A server without a run continues, for its robots.
+
+        Raises:
+            NodeError: the noise has a mistake. The supervisor does not restart the server, because the noise would fail
+                again.
+        """
+        problem = self.core.answers.noise_problem
+        if not problem or problem == self._noise_problem:
+            return
+        self._noise_problem = problem
+        if self.node.folder:
+            raise NodeError(problem, EXIT_USAGE)
+        log.error(
+            "%s; the server replaces these actions by the safe action, or sends none without safety settings", problem
+        )
 
     def _report(self) -> Figures:
         # The server is ready as soon as its endpoint is bound. It does not wait for weights, because the learner

@@ -17,6 +17,7 @@ package adds the row with an entry point in the group ``td3_robot.noises``::
 from __future__ import annotations
 
 import itertools
+import logging
 import zlib
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -28,14 +29,18 @@ from td3_robot.errors import ConfigError
 from td3_robot.messages import NO_NOISE
 from td3_robot.noises import FIRST_INSTALLED, LAST_INSTALLED, NOISES, Parameter
 from td3_robot.specs import Float32, UInt32, UInt64
+from td3_robot.util.arrays import finite
 
 if TYPE_CHECKING:
     from td3_robot.bundle import Exploration
     from td3_robot.messages import Step
     from td3_robot.policy.actor import Actor
 
+log = logging.getLogger(__name__)
+
 BLOCK = 64
 """Steps in a block. Drawing a block of one robot takes 20 µs; looking up a drawn step takes almost no time."""
+_FLOAT32 = np.dtype(np.float32)
 _NOTHING_DRAWN = np.iinfo(np.uint64).max  # an episode that no robot reaches
 
 
@@ -106,7 +111,9 @@ class Noise:
         if wanted != self._drawn:  # almost always equal; comparing bytes is the fastest check
             robots = np.flatnonzero((self._episode != episode) | (self._number != number))
             if len(robots):  # there may be none if a peer sends the episode _NOTHING_DRAWN
-                self._values[robots] = self.draw(robots, episode, number)
+                drawn = self.draw(robots, episode, number)
+                check_drawn(drawn, (len(robots), *self.shape), "draw() or blocks()")
+                self._values[robots] = drawn
                 self._episode[robots], self._number[robots] = episode[robots], number[robots]
             self._drawn = wanted
         # Taking rows from one table needs half the time of indexing with two arrays.
@@ -142,11 +149,13 @@ class Noise:
         for i in robots:
             # The lowest counter word counts the draws of a block. The other words are NUMBER, block and episode.
             counter = np.array([0, self.NUMBER, number[i], episode[i]], np.uint64)
-            drawn.append(self.block(np.random.Generator(np.random.Philox(key=self._keys[i], counter=counter))))
+            block = self.block(np.random.Generator(np.random.Philox(key=self._keys[i], counter=counter)))
+            check_drawn(block, self.shape, "block()")
+            drawn.append(block)
         return np.stack(drawn)
 
     def block(self, generator: np.random.Generator) -> Float32:
-        """Draw independent numbers, as an array of ``shape``.
+        """Draw independent numbers, as a finite array of ``shape``.
 
         For :meth:`Noise.act`, their mean must be 0 and their standard deviation 1.
         """
@@ -234,6 +243,45 @@ class OrnsteinUhlenbeck(Gaussian):
         return values
 
 
+def check_drawn(drawn: Any, shape: tuple[int, ...], method: str) -> None:
+    """Check the numbers that a method of a noise returned.
+
+    Raises:
+        ConfigError: their shape is not ``shape``, or a number is not finite in float32.
+    """
+    values = np.asarray(drawn, np.float32)
+    if values.shape != shape:
+        raise ConfigError(f"{method} returned {_described(drawn)}; it must return an array of shape {shape}")
+    if not finite(values):
+        raise ConfigError(f"{method} returned numbers that are not finite in float32; all numbers must be finite")
+
+
+def rehearse(kind: str, parameters: Mapping[str, float], robots: int, actions: int) -> None:
+    """Make a noise and draw its first numbers, to find its mistakes before a training.
+
+    If the noise overrides :meth:`Noise.act`, it may draw no numbers. Then this function only makes the noise.
+
+    Raises:
+        ConfigError: the noise has a mistake.
+    """
+    try:
+        noise: Noise = NOISES.load(kind)(0, "", 0, robots, actions, **parameters)
+        if type(noise).act is Noise.act:
+            noise(np.zeros(robots, np.uint64), np.zeros(robots, np.uint32))
+    except Exception as error:  # the user's code may raise anything
+        raise ConfigError(_explained(kind, error)) from error
+
+
+def _explained(kind: str, error: Exception) -> str:
+    """Describe an error of a noise in one line."""
+    text = str(error) if isinstance(error, ConfigError) else f"{type(error).__name__}: {error}"
+    return f"exploration noise {kind!r}: {' '.join(text.split())}"
+
+
+def _described(value: Any) -> str:
+    return f"{value.dtype} of shape {value.shape}" if isinstance(value, np.ndarray) else type(value).__name__
+
+
 def gumbel(uniform: Float32) -> Float32:
     """Convert uniform numbers to Gumbel numbers. The uniform numbers are multiples of 2^-24 in [0, 1)."""
     numbers: Float32 = (-np.log(-np.log(uniform.astype(np.float64) + 2.0**-25))).astype(np.float32)
@@ -268,11 +316,13 @@ class Explorer:
 
     Attributes:
         number: ``noise_kind`` of the newest actions.
+        problem: the mistake of the noise, in one line; empty if no mistake was found.
     """
 
     def __init__(self, seed: int, step: Step) -> None:
         self.incarnation = step.incarnation
         self.number = NO_NOISE
+        self.problem = ""
         self._identity = (seed, step.source, step.incarnation, *step.action.shape)
         self._source = step.source
         self._noise: Noise = NoNoise()
@@ -281,15 +331,38 @@ class Explorer:
         self._exploration: Exploration | None = None
 
     def act(self, actor: Actor, exploration: Exploration, step: Step) -> Float32:
-        """The actions that answer a Step, float32[N, A], within the limits of the actions."""
-        if actor is not self._actor or exploration is not self._exploration:
-            self._adopt(actor, exploration)
-        return self._noise.act(actor, step.observation, step.episode, step.episode_step, self._scale)
+        """The actions that answer a Step, float32[N, A], within the limits of the actions.
+
+        If the noise has a mistake, all actions are NaN, and :attr:`problem` says why.
+        """
+        try:
+            if actor is not self._actor or exploration is not self._exploration:
+                self._adopt(actor, exploration)
+            action = self._noise.act(actor, step.observation, step.episode, step.episode_step, self._scale)
+            if action.__class__ is np.ndarray and action.dtype == _FLOAT32 and action.shape == self._scale.shape:
+                return action
+            wrong = _described(action)
+            raise ConfigError(f"act() returned {wrong}; it must return float32 of shape {self._scale.shape}")
+        except Exception as error:  # the noise may be the user's code, which may raise anything
+            if not self.problem:
+                self.problem = _explained(exploration.kind, error)
+                log.error("%s", self.problem, exc_info=None if isinstance(error, ConfigError) else error)
+        return np.full_like(self._scale, np.nan)
+
+    def blame(self, observation: Float32) -> None:
+        """Set :attr:`problem`, because the newest actions are not finite. The actor may be the cause, or the noise.
+
+        Args:
+            observation: float32[N, O], the observation that the actions answer.
+        """
+        if not self.problem and self._actor and self._exploration and finite(self._actor(observation)):
+            what = "act() returned actions that are not finite; all actions must be finite"
+            self.problem = f"exploration noise {self._exploration.kind!r}: {what}"
 
     def _adopt(self, actor: Actor, exploration: Exploration) -> None:
         known = self._exploration
         if known is None or (known.kind, known.parameters) != (exploration.kind, exploration.parameters):
             self._noise = NOISES.load(exploration.kind)(*self._identity, **exploration.parameters)
-            self.number = self._noise.NUMBER
+            self.number, self.problem = self._noise.NUMBER, ""
         self._scale = robot_scales(exploration.scale, self._source, len(self._scale)) * actor.half
         self._actor, self._exploration = actor, exploration

@@ -26,6 +26,7 @@ from td3_robot.learner.algorithms.table import ALGORITHMS, CONSUMES
 from td3_robot.learner.checkpointing import checkpoint
 from td3_robot.learner.machine_choices import resolve
 from td3_robot.policies import find_policy
+from td3_robot.policy.noise import rehearse
 from td3_robot.runtime import launch, storage
 from td3_robot.runtime.run_folder import RunFolder
 from td3_robot.specs import RobotSpec
@@ -242,7 +243,7 @@ def _check_installed(config: Config) -> None:
 
 
 def _check(config: Config) -> None:
-    """Check packages, recorder, keys, endpoints, task and recordings before the processes need them."""
+    """Check packages, recorder, keys, endpoints, task, noise and recordings before the processes need them."""
     _check_installed(config)
     if config.record.enabled and _RECORDER not in _modules(config):
         raise UsageError(
@@ -256,6 +257,11 @@ def _check(config: Config) -> None:
             except EndpointError as error:
                 raise EndpointError(f"endpoints.{link}: {error}") from None
     spec: RobotSpec = _tasks().check(config.task, config.randomization)
+    exploration = config.exploration
+    try:
+        rehearse(exploration.kind, exploration.noise_parameters(), config.robots, spec.action_size)
+    except ConfigError as error:
+        raise ConfigError(f"exploration.kind is {exploration.kind!r}: {error}") from error
     if config.learner.recordings:
         experience = importlib.import_module("td3_robot.recording.experience")
         for file in config.learner.recordings:
