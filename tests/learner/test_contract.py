@@ -178,7 +178,7 @@ def test_metrics_can_be_plain_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_prioritised_replay_needs_one_error_for_each_transition(monkeypatch: pytest.MonkeyPatch) -> None:
     algorithm = made(SignLearner, replay="lap", critic_loss="huber")
     monkeypatch.setattr(algorithm, "td_errors", [torch.zeros(B)])
-    with pytest.raises(ConfigError, match=rf"update set td_errors of shape \[{B}\]; needed for 'lap': \[{B}, 1\]$"):
+    with pytest.raises(ConfigError, match=rf"td_errors has an array of shape \[{B}\]; needed for 'lap': \[{B}, 1\]$"):
         algorithm.learn(batches(1, seed=1)[0])
 
 

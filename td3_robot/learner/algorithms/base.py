@@ -220,7 +220,7 @@ class Algorithm:
         if self.config.replay == "lap":
             for error in self.td_errors:
                 if error.shape != (rows, 1):
-                    return f"update set td_errors of shape {list(error.shape)}; needed for 'lap': [{rows}, 1]"
+                    return f"td_errors has an array of shape {list(error.shape)}; needed for 'lap': [{rows}, 1]"
         return None
 
     def set_learning_rate(self, rate: float) -> None:
