@@ -79,6 +79,8 @@ class Registry:
         module, _, attribute = place.partition(":")
         try:
             return functools.reduce(getattr, attribute.split("."), importlib.import_module(module))
+        except ConfigError:  # from the base class of the rows
+            raise
         except Exception as error:  # the code of an installed package may raise anything
             if name in self._own:
                 raise

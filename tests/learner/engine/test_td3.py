@@ -10,6 +10,7 @@ import torch
 
 from td3_robot.config.learner import LearnerConfig
 from td3_robot.learner.algorithms.ddpg import DDPG
+from td3_robot.learner.algorithms.table import ALGORITHMS
 from td3_robot.learner.algorithms.td3 import TD3
 from td3_robot.learner.engine import selection, threads
 from td3_robot.learner.engine.td3 import FastTD3
@@ -82,7 +83,7 @@ def test_a_subclass_runs_its_own_update(monkeypatch: pytest.MonkeyPatch) -> None
 
     found = {}
     for kind in (TD3, DDPG, Mine):
-        monkeypatch.setattr(selection.ALGORITHMS, "load", lambda _, kind=kind: kind)
+        monkeypatch.setattr(ALGORITHMS, "load", lambda _, kind=kind: kind)
         found[kind] = selection.implementation(LearnerConfig())
     assert found == {TD3: FastTD3, DDPG: FastTD3, Mine: Mine}
 
