@@ -136,9 +136,12 @@ def make(task: str, seed: int | None = None, randomization: RandomizationConfig 
     method = f"task {task!r}: make() of simulator backend {backend.kind!r}"
     if not isinstance(environment, Environment):
         raise ConfigError(f"{method} returned {results.shown(environment)}; it must return an Environment")
-    if difference := _spec(task, backend, name).difference(environment.spec):
+    try:
+        if difference := _spec(task, backend, name).difference(environment.spec):
+            raise ConfigError(f"{method} returned another robot than its spec(): {difference}; both must agree")
+    except ConfigError:
         environment.close()
-        raise ConfigError(f"{method} returned another robot than its spec(): {difference}; both must agree")
+        raise
     environment.task_name = task
     return environment
 

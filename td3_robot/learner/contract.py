@@ -46,13 +46,14 @@ def check(made: Algorithm, spec: RobotSpec) -> None:
     """Check the policy, the values and the progress of a new algorithm.
 
     The policy server computes actions from the weights of the policy's linear layers. So the policy must have the
-    layers of ``network.hidden``, with ReLU between them and tanh after the last. The function compares the policy with
-    these layers on random observations.
+    hidden layers of ``network.hidden``, ReLU after each of them, and tanh after the output layer. The function compares
+    the policy with these layers on random observations.
 
     Raises:
         ConfigError: the algorithm breaks a rule.
     """
     name, kind = made.config.algorithm, type(made).__name__
+    random = made.random.get_state()
     if type(made).policy is Algorithm.policy and not hasattr(made, "actor"):
         raise _error(name, f"{kind}.build sets no attribute actor")
     s = torch.randn((_ROWS, made.observation_size), generator=torch.Generator().manual_seed(0)).to(made.device)
@@ -83,6 +84,7 @@ def check(made: Algorithm, spec: RobotSpec) -> None:
     progress = made.progress
     if progress is not None and not (isinstance(progress, (int, float)) and 0 <= progress <= 1):
         raise _error(name, f"{kind}.progress is {one_line(progress)}; allowed: None, or a number from 0 to 1")
+    made.random.set_state(random)  # the check changes no number of the training
 
 
 def _served(parameters: list[Tensor], x: Tensor) -> Tensor:

@@ -17,6 +17,8 @@ Record = dict[str, Any]
 EVERY = 1000  # environment steps (offline: updates) between two records of training
 _PERIODS = 16  # minimum number of control periods between two records, because making a record takes 2 ms
 
+_LATE = ("length_mean", "return_mean")  # metrics of the learner that the first records lack
+
 
 class Reports:
     """Collects records until the node writes them.
@@ -70,7 +72,7 @@ class Reports:
         rates = self._rates(now, steps_per_s=learning.env_steps, updates_per_s=learning.updates)
         record |= self._gauges.figures(now) | rates
         metrics = learning.training.metrics()
-        if taken := record.keys() & metrics.keys():
+        if taken := {*record, *_LATE} & metrics.keys():
             raise ConfigError(
                 f"learner.algorithm is {learning.config.learner.algorithm!r}: update returned the metric "
                 f"{min(taken)!r}, which is the name of a metric of the learner; allowed: another name"

@@ -37,7 +37,7 @@ class Answers:
         counters: counts Steps and Actions, and the reasons why no policy answered a Step.
 
     Attributes:
-        noise_problem: the mistake of an exploration noise that was found last, in one line; empty if none was found.
+        noise_problem: the newest mistake of an exploration noise, in one line; empty if none was found.
     """
 
     def __init__(

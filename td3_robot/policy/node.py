@@ -199,7 +199,8 @@ class _Server:
         if self.node.folder:
             raise NodeError(problem, EXIT_USAGE)
         log.error(
-            "%s; the server replaces these actions by the safe action, or sends none without safety settings", problem
+            "%s; for these actions, the server sends the safe action, or nothing if there are no safety settings",
+            problem,
         )
 
     def _report(self) -> Figures:

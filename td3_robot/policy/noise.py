@@ -322,7 +322,7 @@ class Explorer:
     def __init__(self, seed: int, step: Step) -> None:
         self.incarnation = step.incarnation
         self.number = NO_NOISE
-        self.problem = ""
+        self.problem = self._blamed = ""
         self._identity = (seed, step.source, step.incarnation, *step.action.shape)
         self._source = step.source
         self._noise: Noise = NoNoise()
@@ -344,8 +344,8 @@ class Explorer:
             wrong = _described(action)
             raise ConfigError(f"act() returned {wrong}; it must return float32 of shape {self._scale.shape}")
         except Exception as error:  # the noise may be the user's code, which may raise anything
-            if not self.problem:
-                self.problem = _explained(exploration.kind, error)
+            if not self.problem or self._blamed != exploration.kind:
+                self.problem, self._blamed = _explained(exploration.kind, error), exploration.kind
                 log.error("%s", self.problem, exc_info=None if isinstance(error, ConfigError) else error)
         return np.full_like(self._scale, np.nan)
 
@@ -358,6 +358,7 @@ class Explorer:
         if not self.problem and self._actor and self._exploration and finite(self._actor(observation)):
             what = "act() returned actions that are not finite; all actions must be finite"
             self.problem = f"exploration noise {self._exploration.kind!r}: {what}"
+            self._blamed = self._exploration.kind
 
     def _adopt(self, actor: Actor, exploration: Exploration) -> None:
         known = self._exploration

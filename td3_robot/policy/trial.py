@@ -13,13 +13,16 @@ TRIALS = 64
 
 
 def observations(spec: RobotSpec) -> Float32:
-    """Return random observations within their ranges, float32[TRIALS, O]. They are the same in each call."""
+    """Return random observations, float32[TRIALS, O], within their ranges or, of wide ranges, near 0.
+
+    They are the same in each call.
+    """
     low, high = _ranges(spec)
     return np.random.default_rng(0).uniform(low, high, (TRIALS, len(low))).astype(np.float32)
 
 
 def check_finite(bundle: Bundle, source: str) -> None:
-    """Check that the network computes finite numbers for observations within their ranges.
+    """Check that the network computes finite numbers for observations within their ranges, see :func:`observations`.
 
     Finite weights are not enough: a sum of large products overflows to infinity, and the difference of two such sums is
     not a number. The order in which a processor adds the products decides which of the two happens. So this check
@@ -81,7 +84,8 @@ def _normalised(bundle: Bundle, observation: Float32) -> Float32:
 def _ranges(spec: RobotSpec) -> tuple[Float64, Float64]:
     """Return the lower and the upper limit of each observation channel.
 
-    No uniform distribution covers an infinite range. So this function returns the part of each range that is near 0.
+    A range that is wider than 2000 is cut to its part near 0, because many channels declare ranges that the robot never
+    reaches. So :func:`check_finite` says nothing about larger values; the server checks each action.
     """
     low, high = (np.array([getattr(channel, side) for channel in spec.observations]) for side in ("low", "high"))
     return np.maximum(low, np.minimum(-1e3, high - 2e3)), np.minimum(high, np.maximum(1e3, low + 2e3))

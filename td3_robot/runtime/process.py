@@ -140,6 +140,8 @@ def _advice_for_full_disk(command: str, role: str, folder: RunFolder | None) -> 
         return "; make room on that disk, then start td3-robot record again: the recorded nodes keep running"
     if folder is None:
         return ""
+    if role == "driver":
+        return "; make room on that disk, then start the driver again"
     again = "td3-robot train --resume" if LIFELINE in os.environ else f"{command} --run"
     return f"; make room on that disk, then run {again} {shlex.quote(str(folder.path))}"
 

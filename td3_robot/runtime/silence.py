@@ -15,8 +15,8 @@ _PERIOD = HEARTBEAT_PERIOD  # seconds between two looks
 class Silence:
     """Logs when a server is silent, and when it answers again.
 
-    A server answers each Heartbeat. It is silent if nothing has arrived for PEER_TIMEOUT, although this node has
-    listened. While the node was suspended, or busy with a reset, it has not listened.
+    A server answers each Heartbeat. It is silent if nothing has arrived for PEER_TIMEOUT. Time in which this node was
+    suspended, or busy for example with a reset, does not count.
     """
 
     def __init__(self) -> None:

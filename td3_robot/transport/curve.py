@@ -27,9 +27,8 @@ _PROTOCOL_ERROR = zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
 def failed_handshake(*, keys: bool) -> int:
     """libzmq's events for a connection whose handshake failed.
 
-    With keys, they lack the event for errors of the protocol. libzmq 4.3.5 also sends this event for a message that it
-    cannot decrypt. If a monitor receives the event, libzmq forgets the error: it does not close the connection, and
-    reads nothing more from it.
+    With keys, the result lacks the event for protocol errors. libzmq 4.3.5 also sends this event for a message that it
+    cannot decrypt. If a monitor asks for the event, libzmq then neither closes the connection nor reads from it again.
     """
     return _FAILED_HANDSHAKE if keys else _FAILED_HANDSHAKE | _PROTOCOL_ERROR
 

@@ -17,7 +17,8 @@ from td3_robot.transport.tally import Tally
 class Departures:
     """Compares the ended connections of a server's socket with the Byes that the server received.
 
-    ``keys``: whether the server uses keys. Then some failed handshakes also count as ended connections.
+    ``keys``: whether the server uses keys. Then it cannot tell some failed handshakes from ended connections, and
+    counts both.
     """
 
     def __init__(self, socket: zmq.Socket[bytes], server: ServerLink, *, keys: bool) -> None:

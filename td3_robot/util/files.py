@@ -35,7 +35,7 @@ def open_regular(path: Path) -> BinaryIO:
     """Open a regular file for reading.
 
     Raises:
-        OSError: there is no such file; or it is a folder, a device or a pipe. To open a pipe could take forever.
+        OSError: there is no such file; or it is a folder, a device or a pipe. Opening a pipe can block forever.
     """
     mode = path.stat().st_mode
     if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):

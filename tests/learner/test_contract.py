@@ -16,6 +16,7 @@ from td3_robot.learner.algorithms.base import Algorithm
 from td3_robot.learner.algorithms.table import ALGORITHMS
 from td3_robot.learner.algorithms.td3 import TD3
 from td3_robot.specs import Channel, RobotSpec
+from tests.contract.algorithm import bits
 from tests.contract.sign_learner import SignLearner
 from tests.learner.td3_cases import A, B, O, batches
 
@@ -182,10 +183,48 @@ def test_prioritised_replay_needs_one_error_for_each_transition(monkeypatch: pyt
         algorithm.learn(batches(1, seed=1)[0])
 
 
+class Twice(SignLearner):
+    """An algorithm with second names for its networks and optimisers, and with a tensor of one update."""
+
+    def build(self) -> None:
+        """Create the attributes of SignLearner, and lists with their parts."""
+        super().build()
+        self.optimisers = [self.optimiser]
+        self.clipped = [*self.actor.parameters(), self.scale]
+        self.td_errors = (2 * self.scale,)  # requires a gradient, but is no parameter
+
+
+def test_an_object_with_two_names_is_saved_once_and_restored() -> None:
+    once, twice, restored = made(SignLearner), made(Twice), made(Twice)
+    for number, batch in enumerate(batches(3, seed=1)):
+        assert number == once.updates == twice.updates
+        once.learn(batch)
+        twice.learn(batch)
+    assert once.state()[0].keys() == twice.state()[0].keys()
+    assert once.sizes() == twice.sizes()
+    restored.restore(*once.state())
+    for algorithm in (twice, restored):
+        algorithm.learn(batches(1, seed=2)[0])
+    assert bits(twice) == bits(restored)
+
+
+def test_the_check_does_not_change_the_random_numbers() -> None:
+    class Sampled(SignLearner):
+        def values(self, observation: Any, action: Any = None) -> Any:
+            """Return random values."""
+            del action
+            return torch.rand(len(observation), 1, generator=self.random)
+
+    algorithm = made(Sampled)
+    before = algorithm.random.get_state()
+    contract.check(algorithm, SPEC)
+    assert torch.equal(before, algorithm.random.get_state())
+
+
 def test_an_optimiser_with_values_that_are_no_tensors_is_refused() -> None:
     algorithm = made(SignLearner)
     algorithm.optimiser = torch.optim.LBFGS(algorithm.actor.parameters())  # type: ignore[assignment]
     loss = algorithm.actor(torch.ones(1, O)).sum()
     algorithm.optimiser.step(lambda: loss)  # type: ignore[arg-type,return-value]
-    with pytest.raises(ConfigError, match="'optimiser' is a LBFGS and keeps 'func_evals', which is no tensor"):
+    with pytest.raises(ConfigError, match="'optimiser' is LBFGS, whose state 'func_evals' a checkpoint cannot hold"):
         algorithm.state()

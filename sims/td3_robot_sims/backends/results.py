@@ -54,7 +54,7 @@ def outcome(task: str, values: Sequence[Any], shape: tuple[int, ...]) -> tuple[F
         return seen.copy(), reward, terminated, truncated
     with contextlib.suppress(Exception):  # the user's values may be anything
         converted = np.array(seen, np.float32)
-        if converted.shape == shape and terminated in _FLAGS and truncated in _FLAGS:
+        if converted.shape == shape and np.ndim(reward) == 0 and terminated in _FLAGS and truncated in _FLAGS:
             return converted, float(reward), bool(terminated), bool(truncated)
     observation(task, seen, shape, "step")
     number(task, "field 'reward'", reward)

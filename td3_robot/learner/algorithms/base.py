@@ -51,9 +51,9 @@ class Algorithm:
     score.
 
     The base class saves and restores every attribute that is an ``nn.Module``, a ``torch.optim.Optimizer`` or a
-    ``Tensor``. In attributes that are lists, tuples or dictionaries, it does the same with modules, optimisers, and
-    tensors that require a gradient. It also saves ``random``, ``updates`` and the metrics. It saves nothing else, so
-    :meth:`build` must set all other attributes again after a restart.
+    ``Tensor``. It also saves modules, optimisers and parameters inside lists, tuples and dictionaries, and ``random``,
+    ``updates`` and the metrics. It saves nothing else, so :meth:`build` must set all other attributes again after a
+    restart.
 
     Args:
         observation_size: number of observation channels; O in the shapes of arrays.
@@ -130,9 +130,10 @@ class Algorithm:
     def policy(self, *, averaged: bool) -> nn.Module:
         """The network that chooses the robots' actions.
 
-        If ``averaged`` is True: the network for evaluations and policy files. The network is a perceptron with the
-        hidden layers ``self.hidden``, ReLU after each hidden layer, and tanh after the last layer. The policy server
-        computes this function from the weights alone.
+        If ``averaged`` is True: the network for evaluations and policy files.
+
+        Both networks are perceptrons with the hidden layers ``self.hidden``, ReLU after each hidden layer, and tanh
+        after the output layer. The policy server computes this function from the weights alone.
         """
         del averaged
         actor: nn.Module = self.actor

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,37 +16,46 @@ from td3_robot.learner.checkpointing.stateful import Arrays
 
 
 def parts(owner: object) -> dict[str, Any]:
-    """The attributes of ``owner``, and the elements of its lists, tuples and dictionaries.
+    """The modules, optimisers and tensors of ``owner`` by name: first its attributes, then the elements of containers.
 
-    An element has the name ``attribute.index`` or ``attribute.key``.
+    Containers are the attributes that are lists, tuples or dictionaries. An element has the name ``attribute.index`` or
+    ``attribute.key``. Of the tensors in containers, the result has only parameters. An object with two names appears
+    once, and so does a part of a module.
     """
     found: dict[str, Any] = {}
-    for attribute, value in vars(owner).items():
-        if isinstance(value, list | tuple):
-            found |= {f"{attribute}.{index}": item for index, item in enumerate(value)}
-        elif isinstance(value, dict):
-            found |= {f"{attribute}.{key}": item for key, item in value.items()}
-        else:
-            found[attribute] = value
+    seen: set[int] = set()
+    attributes = vars(owner)
+    for name, value in (*attributes.items(), *_elements(attributes)):
+        is_parameter = isinstance(value, Tensor) and value.requires_grad and value.is_leaf
+        wanted = (
+            isinstance(value, nn.Module | Optimizer | Tensor)
+            if name in attributes
+            else (isinstance(value, nn.Module | Optimizer) or is_parameter)
+        )
+        if wanted and id(value) not in seen:
+            found[name] = value
+            seen.add(id(value))
+            if isinstance(value, nn.Module):
+                seen.update(map(id, (*value.modules(), *value.parameters())))
     return found
 
 
-def tensors(owner: object) -> dict[str, Tensor]:
-    """The tensors of ``owner``: the tensors of modules, and other tensors.
+def _elements(attributes: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """The elements of the attributes that are lists, tuples or dictionaries, with their names."""
+    for attribute, value in attributes.items():
+        if isinstance(value, list | tuple):
+            yield from ((f"{attribute}.{index}", item) for index, item in enumerate(value))
+        elif isinstance(value, dict):
+            yield from ((f"{attribute}.{key}", item) for key, item in value.items())
 
-    In lists, tuples and dictionaries, the function finds modules and parameters (tensors that require a gradient), but
-    no other tensors. A tensor of a module gets the name ``attribute.name``. A module that has two names appears once.
-    """
+
+def tensors(owner: object) -> dict[str, Tensor]:
+    """The tensors of ``owner``, see :func:`parts`. A tensor of a module gets the name ``part.name``."""
     found: dict[str, Tensor] = {}
-    seen: set[int] = set()
     for part, value in parts(owner).items():
-        if id(value) in seen:
-            continue
         if isinstance(value, nn.Module):
-            seen.add(id(value))
             found |= {f"{part}.{name}": tensor for name, tensor in value.state_dict().items()}
-        elif isinstance(value, Tensor) and (part in vars(owner) or value.requires_grad):
-            seen.add(id(value))
+        elif isinstance(value, Tensor):
             found[part] = value.detach()
     return found
 
@@ -62,25 +71,27 @@ def optimiser_tensors(owner: object) -> dict[str, Tensor]:
     The key is ``optimiser.index.name``: the optimiser's name, the parameter's index and the tensor's name.
 
     Raises:
-        ConfigError: an optimiser keeps values that are not tensors.
+        ConfigError: an optimiser keeps something that a checkpoint cannot hold.
     """
     found: dict[str, Tensor] = {}
     for part, optimiser in optimisers(owner).items():
+        parameters = [parameter for group in optimiser.param_groups for parameter in group["params"]]
         for index, kept in optimiser.state_dict()["state"].items():
             for name, value in kept.items():
-                if not isinstance(value, Tensor):
+                if not isinstance(value, Tensor) or value.shape not in ((), parameters[index].shape):
                     raise ConfigError(
-                        f"the algorithm's optimiser {part!r} is a {type(optimiser).__name__} and keeps {name!r}, which "
-                        "is no tensor; allowed: optimisers that keep only tensors, for example Adam and SGD"
+                        f"the algorithm's optimiser {part!r} is {type(optimiser).__name__}, whose state {name!r} a "
+                        "checkpoint cannot hold; allowed: optimisers whose state has one number or one tensor of the "
+                        "parameter's shape, for example Adam and SGD"
                     )
                 found[f"{part}.{index}.{name}"] = value
     return found
 
 
 def partly_stepped(owner: object) -> dict[str, list[int]]:
-    """The optimisers that keep tensors for some of their parameters only, and the indices of these parameters.
+    """Optimisers that have changed only some of their parameters, with the indices of these parameters.
 
-    An optimiser keeps nothing for a parameter that never had a gradient.
+    An optimiser keeps no state for a parameter that never had a gradient.
     """
     found = {part: optimiser.state_dict() for part, optimiser in optimisers(owner).items()}
     counts = {part: sum(len(group["params"]) for group in kept["param_groups"]) for part, kept in found.items()}
