@@ -81,7 +81,7 @@ def check(kind: str) -> None:
     """Check a noise that a configuration names.
 
     Raises:
-        ConfigError: see :func:`load`. Also raised if another noise of an installed package has the same NUMBER.
+        ConfigError: see :func:`load`; or another installed noise has the same NUMBER.
     """
     noise = load(kind)
     if noise.NUMBER < FIRST_INSTALLED:

@@ -16,6 +16,7 @@ from td3_robot.errors import ConfigError, Td3RobotError
 from td3_robot.registry import Registry
 from td3_robot.specs import RobotSpec
 from td3_robot.util import extras
+from td3_robot.util.text import exception_line
 from td3_robot_sims.backends import results
 from td3_robot_sims.backends.base import Backend, Environment
 
@@ -102,8 +103,7 @@ def _explained(what: str) -> Iterator[None]:
     except Exception as error:  # the user's code may raise anything
         if isinstance(error, ModuleNotFoundError) and extras.missing(error):
             raise
-        text = " ".join(f"{type(error).__name__}: {error}".split())
-        raise ConfigError(f"{what} raised {text}") from error
+        raise ConfigError(f"{what} raised {exception_line(error)}") from error
 
 
 def _name(kind: type) -> str:

@@ -12,9 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from td3_robot.bundle import layer_shapes
-from td3_robot.errors import ConfigError
 from td3_robot.learner.algorithms.base import Algorithm
-from td3_robot.learner.algorithms.table import ALGORITHMS
+from td3_robot.learner.algorithms.table import ALGORITHMS, broken_rule
 from td3_robot.specs import RobotSpec
 from td3_robot.util.text import one_line
 
@@ -31,13 +30,13 @@ def load(name: str) -> type[Algorithm]:
     """
     kind = ALGORITHMS.load(name)
     if not (isinstance(kind, type) and issubclass(kind, Algorithm)):
-        raise _error(name, f"{ALGORITHMS.rows[name]} is no subclass of {Algorithm.__module__}.Algorithm")
+        raise broken_rule(name, f"{ALGORITHMS.rows[name]} is no subclass of {Algorithm.__module__}.Algorithm")
     if kind.build is Algorithm.build:
-        raise _error(name, f"{kind.__name__} has no method build")
+        raise broken_rule(name, f"{kind.__name__} has no method build")
     if kind.update is Algorithm.update and kind.learn is Algorithm.learn:
-        raise _error(name, f"{kind.__name__} has no method update")
+        raise broken_rule(name, f"{kind.__name__} has no method update")
     if kind.consumes not in ("transitions", "rollouts"):
-        raise _error(name, f"{kind.__name__}.consumes is {kind.consumes!r}; allowed: transitions, rollouts")
+        raise broken_rule(name, f"{kind.__name__}.consumes is {kind.consumes!r}; allowed: transitions, rollouts")
     return kind
 
 
@@ -55,23 +54,23 @@ def check(made: Algorithm, spec: RobotSpec) -> None:
     name, kind = made.config.algorithm, type(made).__name__
     random = made.random.get_state()
     if type(made).policy is Algorithm.policy and not hasattr(made, "actor"):
-        raise _error(name, f"{kind}.build sets no attribute actor")
+        raise broken_rule(name, f"{kind}.build sets no attribute actor")
     s = torch.randn((_ROWS, made.observation_size), generator=torch.Generator().manual_seed(0)).to(made.device)
     for averaged in (False, True):
         network = made.policy(averaged=averaged)
         if not isinstance(network, nn.Module):
-            raise _error(name, f"{kind}.policy returned {one_line(network)}; allowed: a torch.nn.Module")
+            raise broken_rule(name, f"{kind}.policy returned {one_line(network)}; allowed: a torch.nn.Module")
         tensors, needed = made.actor_tensors(averaged=averaged), layer_shapes(spec, tuple(made.hidden))
         if (shapes := {key: tensor.shape for key, tensor in tensors.items()}) != needed:
-            raise _error(
+            raise broken_rule(
                 name, f"the policy's layers are {_listed(shapes)}; needed by network.hidden: {_listed(needed)}"
             )
         actions, served = network(s), _served([torch.from_numpy(tensor) for tensor in tensors.values()], s.cpu())
         if actions.shape != served.shape:
-            raise _error(name, f"the policy's actions have the shape {_shape(actions)}; needed: {_shape(served)}")
+            raise broken_rule(name, f"the policy's actions have the shape {_shape(actions)}; needed: {_shape(served)}")
         difference = float((actions.cpu() - served).abs().max())
         if not difference <= _CLOSE:
-            raise _error(
+            raise broken_rule(
                 name,
                 "the policy is no perceptron with ReLU after its hidden layers and tanh after its last layer, so the "
                 f"policy server would compute other actions (difference: {difference:.3g})",
@@ -80,10 +79,10 @@ def check(made: Algorithm, spec: RobotSpec) -> None:
         values = made.values(s, action)
         if values is not None and (not isinstance(values, Tensor) or values.shape != (_ROWS, 1)):
             found = f"the shape {_shape(values)}" if isinstance(values, Tensor) else one_line(values)
-            raise _error(name, f"{kind}.values returned {found} for {_ROWS} observations; needed: [{_ROWS}, 1]")
+            raise broken_rule(name, f"{kind}.values returned {found} for {_ROWS} observations; needed: [{_ROWS}, 1]")
     progress = made.progress
     if progress is not None and not (isinstance(progress, (int, float)) and 0 <= progress <= 1):
-        raise _error(name, f"{kind}.progress is {one_line(progress)}; allowed: None, or a number from 0 to 1")
+        raise broken_rule(name, f"{kind}.progress is {one_line(progress)}; allowed: None, or a number from 0 to 1")
     made.random.set_state(random)  # the check changes no number of the training
 
 
@@ -105,7 +104,3 @@ def _listed(shapes: Mapping[str, Any]) -> str:
 
 def _shape(tensor: Tensor) -> list[int]:
     return list(tensor.shape)
-
-
-def _error(name: str, problem: str) -> ConfigError:
-    return ConfigError(f"learner.algorithm is {name!r}: {problem}")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from td3_robot.errors import ConfigError
+from td3_robot.learner.algorithms.table import broken_rule
 from td3_robot.learner.evaluations import next_multiple
 from td3_robot.learner.gauges import Gauges
 from td3_robot.learner.learning import Learning
@@ -73,10 +73,8 @@ class Reports:
         record |= self._gauges.figures(now) | rates
         metrics = learning.training.metrics()
         if taken := {*record, *_LATE} & metrics.keys():
-            raise ConfigError(
-                f"learner.algorithm is {learning.config.learner.algorithm!r}: update returned the metric "
-                f"{min(taken)!r}, which is the name of a metric of the learner; allowed: another name"
-            )
+            problem = f"update returned the metric {min(taken)!r}, which is the name of a metric of the learner"
+            raise broken_rule(learning.config.learner.algorithm, f"{problem}; allowed: another name")
         self.records.append(record | metrics)
 
     def figures(self, now: float) -> dict[str, float]:

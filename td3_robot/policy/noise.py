@@ -30,6 +30,7 @@ from td3_robot.messages import NO_NOISE
 from td3_robot.noises import FIRST_INSTALLED, LAST_INSTALLED, NOISES, Parameter
 from td3_robot.specs import Float32, UInt32, UInt64
 from td3_robot.util.arrays import finite
+from td3_robot.util.text import exception_line
 
 if TYPE_CHECKING:
     from td3_robot.bundle import Exploration
@@ -274,8 +275,8 @@ def rehearse(kind: str, parameters: Mapping[str, float], robots: int, actions: i
 
 def _explained(kind: str, error: Exception) -> str:
     """Describe an error of a noise in one line."""
-    text = str(error) if isinstance(error, ConfigError) else f"{type(error).__name__}: {error}"
-    return f"exploration noise {kind!r}: {' '.join(text.split())}"
+    text = str(error) if isinstance(error, ConfigError) else exception_line(error)
+    return f"exploration noise {kind!r}: {text}"
 
 
 def _described(value: Any) -> str:

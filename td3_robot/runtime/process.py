@@ -31,6 +31,7 @@ from td3_robot.transport.keys import open_keys
 from td3_robot.transport.link import ClientLink
 from td3_robot.util.extras import missing
 from td3_robot.util.output import STANDARD_OUTPUT
+from td3_robot.util.text import exception_line
 
 log = logging.getLogger(__name__)
 
@@ -80,7 +81,7 @@ def run_node(role: str, arguments: argparse.Namespace, body: Callable[[Node], No
             bus.close(advice)
             logs.last_words(f"{who}: {advice}")
             return EXIT_USAGE
-        summary = " ".join(f"{type(error).__name__}: {error}".split())
+        summary = exception_line(error)
         _report_failure(node, summary)
         bus.close("crashed", in_order=False)  # a bug: the recorder gets all messages, so that a replay reproduces it
         words = traceback.format_exc().rstrip()

@@ -1,4 +1,4 @@
-"""CURVE on sockets: options, access control (ZAP, ZeroMQ RFC 27), and new connections that libzmq does not make.
+"""CURVE on sockets: options, access control (ZAP, ZeroMQ RFC 27), and reconnects after libzmq gives up.
 
 A server accepts a client only in two cases: the client has the key of the server's machine, or the server's allow-list
 gives the client's key a role for clients. A client accepts only the server whose key it has pinned. A change of the
@@ -81,16 +81,18 @@ class Gatekeeper:
 class Dialled:
     """A client's TCP connection. With keys, the client has pinned the key of its server.
 
-    The client connects again in two cases. First, a connection has ended, and libzmq does not connect again: libzmq
-    gives up after a refusal, and after bytes that it cannot decrypt or decode. Second, a changed allow-list requires
-    another server key.
+    The client connects again in two cases:
+
+    - A connection has ended, and libzmq does not connect again. It gives up after a refusal, and after bytes that it
+      cannot decrypt or decode.
+    - A changed allow-list requires another server key.
     """
 
     def __init__(self, socket: zmq.Socket[bytes], client: ClientLink, keys: AllowList | None, tally: Tally) -> None:
         self.client = client
         self._socket, self._keys, self._tally = socket, keys, tally
         self._retry = float("inf")  # time (s) of the next attempt to connect; infinite if no attempt is planned
-        self._explained = False  # whether the end of the connection needs no log line about a failed handshake
+        self._explained = False  # true if the next end is no failed handshake, or has its log line
         events = zmq.EVENT_DISCONNECTED | zmq.EVENT_CONNECT_RETRIED | zmq.EVENT_HANDSHAKE_SUCCEEDED
         events |= zmq.EVENT_HANDSHAKE_FAILED_AUTH if keys else _PROTOCOL_ERROR
         self.monitor: zmq.Socket[bytes] = socket.get_monitor_socket(events)

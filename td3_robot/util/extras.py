@@ -7,6 +7,8 @@ import importlib
 import sys
 from collections.abc import Iterator
 
+from td3_robot.util.text import exception_line
+
 COMPLETING = "_ARGCOMPLETE"
 """Environment variable that a shell sets when it asks for completions, see argcomplete."""
 _EXTRAS = {
@@ -95,5 +97,5 @@ def import_user_module(module: str) -> str | None:
         importlib.import_module(module)
     except Exception as error:  # the user's code may raise anything
         where = f"; is the folder of {module!r} in PYTHONPATH?" if isinstance(error, ModuleNotFoundError) else ""
-        return f"{type(error).__name__}: {' '.join(str(error).split())}{where}"
+        return f"{exception_line(error)}{where}"
     return None

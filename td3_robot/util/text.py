@@ -31,6 +31,11 @@ def one_line(value: Any, longest: int = _LONGEST) -> str:
     return text if len(text) <= longest else f"{text[:longest]}…"
 
 
+def exception_line(error: BaseException) -> str:
+    """Return the type and the text of an exception as one line."""
+    return " ".join(f"{type(error).__name__}: {error}".split())
+
+
 def occurrence(times: int) -> str | None:
     """Return the end of a log line about occurrence number ``times`` of a problem; None if it gets no line.
 

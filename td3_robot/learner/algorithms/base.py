@@ -12,12 +12,12 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from td3_robot.config.learner import LearnerConfig
-from td3_robot.errors import ConfigError
 from td3_robot.learner import compute
 from td3_robot.learner.algorithms import state
 from td3_robot.learner.algorithms.metrics import Metrics, RunningMetrics
 from td3_robot.learner.algorithms.metrics import problem as metrics_problem
 from td3_robot.learner.algorithms.networks import initialise
+from td3_robot.learner.algorithms.table import broken_rule
 from td3_robot.learner.checkpointing.stateful import Arrays, reading
 from td3_robot.learner.replay_buffer.buffer import Batch
 
@@ -212,7 +212,7 @@ class Algorithm:
         with compute.flush_denormals(), low_precision:
             metrics = self.update(batch)
         if wrong := metrics_problem(metrics) or self._errors_problem(len(batch.action)):
-            raise ConfigError(f"learner.algorithm is {self.config.algorithm!r}: {wrong}")
+            raise broken_rule(self.config.algorithm, wrong)
         self.measured.add(metrics)
         return self.td_errors
 

@@ -15,33 +15,13 @@ from td3_robot.errors import ConfigError
 from td3_robot.learner.checkpointing.stateful import Arrays
 
 
-def parts(owner: object) -> dict[str, Any]:
-    """The modules, optimisers and tensors of ``owner`` by name: first its attributes, then the elements of containers.
+def parts(owner: object) -> Iterator[tuple[str, Any]]:
+    """The attributes of ``owner`` with their names, and then the elements of its lists, tuples and dictionaries.
 
-    Containers are the attributes that are lists, tuples or dictionaries. An element has the name ``attribute.index`` or
-    ``attribute.key``. Of the tensors in containers, the result has only parameters. An object with two names appears
-    once, and so does a part of a module.
+    An element has the name ``attribute.index`` or ``attribute.key``.
     """
-    found: dict[str, Any] = {}
-    seen: set[int] = set()
     attributes = vars(owner)
-    for name, value in (*attributes.items(), *_elements(attributes)):
-        is_parameter = isinstance(value, Tensor) and value.requires_grad and value.is_leaf
-        wanted = (
-            isinstance(value, nn.Module | Optimizer | Tensor)
-            if name in attributes
-            else (isinstance(value, nn.Module | Optimizer) or is_parameter)
-        )
-        if wanted and id(value) not in seen:
-            found[name] = value
-            seen.add(id(value))
-            if isinstance(value, nn.Module):
-                seen.update(map(id, (*value.modules(), *value.parameters())))
-    return found
-
-
-def _elements(attributes: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """The elements of the attributes that are lists, tuples or dictionaries, with their names."""
+    yield from attributes.items()
     for attribute, value in attributes.items():
         if isinstance(value, list | tuple):
             yield from ((f"{attribute}.{index}", item) for index, item in enumerate(value))
@@ -50,19 +30,32 @@ def _elements(attributes: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
 
 
 def tensors(owner: object) -> dict[str, Tensor]:
-    """The tensors of ``owner``, see :func:`parts`. A tensor of a module gets the name ``part.name``."""
+    """The tensors of the :func:`parts` of ``owner``. A tensor of a module gets the name ``part.name``.
+
+    In lists, tuples and dictionaries, only modules and parameters count. An object with two names appears once, and so
+    does a part of a module.
+    """
     found: dict[str, Tensor] = {}
-    for part, value in parts(owner).items():
+    seen: set[int] = set()
+    for part, value in parts(owner):
+        if id(value) in seen:
+            continue
         if isinstance(value, nn.Module):
+            seen.update(map(id, (*value.modules(), *value.parameters())))
             found |= {f"{part}.{name}": tensor for name, tensor in value.state_dict().items()}
-        elif isinstance(value, Tensor):
+        elif isinstance(value, Tensor) and (part in vars(owner) or (value.is_leaf and value.requires_grad)):
+            seen.add(id(value))
             found[part] = value.detach()
     return found
 
 
 def optimisers(owner: object) -> dict[str, Optimizer]:
-    """The optimisers of ``owner`` by name, see :func:`parts`."""
-    return {part: value for part, value in parts(owner).items() if isinstance(value, Optimizer)}
+    """The optimisers among the :func:`parts` of ``owner``, by name. An optimiser with two names appears once."""
+    found: dict[str, Optimizer] = {}
+    for part, value in parts(owner):
+        if isinstance(value, Optimizer) and value not in found.values():
+            found[part] = value
+    return found
 
 
 def optimiser_tensors(owner: object) -> dict[str, Tensor]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Any
 
+from td3_robot.errors import ConfigError
 from td3_robot.registry import Registry
 
 ALGORITHMS = Registry(
@@ -47,3 +48,8 @@ TASKS = {"a2c": "discrete:"}
 
 Other algorithms can learn every task.
 """
+
+
+def broken_rule(name: str, problem: str) -> ConfigError:
+    """The error about an algorithm that breaks a rule of :class:`td3_robot.learner.algorithms.base.Algorithm`."""
+    return ConfigError(f"learner.algorithm is {name!r}: {problem}")

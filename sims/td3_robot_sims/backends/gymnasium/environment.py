@@ -17,6 +17,7 @@ from td3_robot.config.randomization import RandomizationConfig
 from td3_robot.errors import ConfigError
 from td3_robot.specs import Channel, Float32, RobotSpec
 from td3_robot.util import extras
+from td3_robot.util.text import exception_line
 from td3_robot_sims.backends import results
 from td3_robot_sims.backends.base import Environment
 
@@ -154,7 +155,7 @@ def _make(task: str, module: str, identity: str) -> gymnasium.Env[Any, Any]:
     except (gymnasium.error.Error, TypeError) as error:
         raise ConfigError(f"task {task!r} cannot be made: {_one_line(error)}") from None
     except Exception as error:  # the user's code may raise anything
-        raise ConfigError(f"task {task!r} cannot be made: {type(error).__name__}: {_one_line(error)}") from None
+        raise ConfigError(f"task {task!r} cannot be made: {exception_line(error)}") from None
 
 
 def _channels(task: str, kind: str, space: spaces.Space[Any] | None) -> tuple[Channel, ...]:
