@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.imports import IMPORT_ROBOT_SIDE
+
 ROOT = Path(__file__).parent.parent
 MODULES = sorted([*ROOT.glob("td3_robot/**/*.py"), *ROOT.glob("sims/**/*.py")])
 
@@ -190,6 +192,22 @@ def test_policy_server_imports_nothing_heavy() -> None:
     loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
     assert {"numpy", "zmq", "msgspec"} <= set(loaded)
     assert not set(loaded) & {*HEAVY, "mcap"}
+
+
+def test_modules_of_the_robot_side_import_only_packages_of_the_base_installation() -> None:
+    """``tests/process/test_install.py`` imports the same modules in real base installations, but this takes longer."""
+    only_base = """
+import importlib.machinery, sys
+BASE = {*sys.stdlib_module_names, "msgspec", "numpy", "safetensors", "td3_robot", "yaml", "zmq"}
+class Path(importlib.machinery.PathFinder):
+    @classmethod
+    def find_spec(cls, name, path=None, target=None):
+        if name.partition(".")[0] not in BASE:
+            raise ModuleNotFoundError(f"{name} is not in the base installation", name=name)
+sys.meta_path.insert(0, Path)
+"""
+    done = subprocess.run([sys.executable, "-c", only_base + IMPORT_ROBOT_SIDE], capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (0, "\n"), done.stderr
 
 
 def test_recording_and_replay_need_only_the_package_extra_named_record() -> None:

@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 
 from td3_robot.bundle import Bundle
+from tests.imports import IMPORT_ROBOT_SIDE
 from tests.process.conftest import ROOT, MadeOnce
 
 pytestmark = pytest.mark.slow
@@ -193,27 +194,7 @@ def test_the_python_api_works_or_names_the_missing_extra(installed: Environment)
 
 
 def test_every_robot_side_module_can_be_imported(installed: Environment) -> None:
-    """Modules that belong to a package extra may import packages that the base install lacks.
-
-    All other modules may not.
-    """
-    code = (
-        "import importlib, pkgutil, sys, td3_robot\n"
-        "extra = ('td3_robot.learner', 'td3_robot.runtime.learning_curve', 'td3_robot.convert',"
-        " 'td3_robot.recording.', 'td3_robot.replay',"
-        " 'td3_robot.cluster.connection', 'td3_robot.cluster.host', 'td3_robot.cluster.sweep_hosts',"
-        " 'td3_robot.cluster.members', 'td3_robot.cluster.question', 'td3_robot.cluster.training',"
-        " 'td3_robot.cluster.learner_files',"
-        " 'td3_robot.dashboard.compare', 'td3_robot.dashboard.guard', 'td3_robot.dashboard.recordings',"
-        " 'td3_robot.dashboard.server', 'td3_robot.monitor.foxglove',"
-        " 'td3_robot.bench.learner', 'td3_robot.bench.train', 'td3_robot.bench.record',"
-        " 'td3_robot.ros2.lifecycle', 'td3_robot.ros2.monitor')\n"
-        "for module in pkgutil.walk_packages(td3_robot.__path__, 'td3_robot.'):\n"
-        "    if not module.name.startswith(extra):\n"
-        "        importlib.import_module(module.name)\n"
-        "print(*sorted({'torch', 'gymnasium', 'pybullet', 'td3_robot_sims'} & set(sys.modules)))\n"
-    )
-    done = installed.run("-c", code, python=True)
+    done = installed.run("-c", IMPORT_ROBOT_SIDE, python=True)
     assert (done.returncode, done.stdout) == (0, "\n"), done.stderr
 
 
