@@ -43,6 +43,7 @@ CLIENT = "client"
 """Every role except operator. An operator commands robots and ends emergency stops."""
 SERVER = "server:"
 _KEY = re.compile(r"[0-9A-Za-z.\-:+=^!/*?&<>()\[\]{}@%$#]{40}")
+_LARGEST = 1 << 24  # bytes of the largest file to read: far above any real list
 # The oldest allowed libzmq. In older versions, one stranger can block all clients, even with CURVE (CVE-2020-15166).
 _OLDEST = (4, 3, 3)
 
@@ -125,7 +126,7 @@ class KeyFolder:
         path = self.secret_file
         try:
             mode = path.stat().st_mode & 0o777
-            identity = msgspec.json.decode(path.read_bytes(), type=Identity)
+            identity = msgspec.json.decode(files.read(path, _LARGEST), type=Identity)
             public = zmq.curve_public(identity.secret.encode()).decode()
         except FileNotFoundError:
             command = f"td3-robot keys create NAME --keys {self.path}"
@@ -145,7 +146,7 @@ class KeyFolder:
         self._check_folder()
         try:
             mode = self.allowed_file.stat().st_mode & 0o777
-            text = self.allowed_file.read_text(encoding="ascii")
+            text = files.read(self.allowed_file, _LARGEST).decode("ascii")
         except FileNotFoundError:
             return {}
         except (OSError, UnicodeDecodeError) as error:
@@ -325,7 +326,7 @@ def read_public(text: str) -> str:
     if _KEY.fullmatch(text):
         return text
     try:
-        words = Path(text).read_text(encoding="ascii").split()
+        words = files.read(Path(text), _LARGEST).decode("ascii").split()
     except (OSError, ValueError):
         raise KeysError(
             f"{text[:200]!r} is neither a public key (40 characters of Z85) nor a file that holds a public key"
