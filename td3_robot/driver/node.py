@@ -14,11 +14,13 @@ A driver is a program of a few lines::
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
 from td3_robot.driver.core import ACCEPTS, SourceCore, make
+from td3_robot.driver.lateness import Lateness
 from td3_robot.driver.robot import Robot, RobotBody
 from td3_robot.errors import HandshakeError
 from td3_robot.recording.boundary import RecordedBody
@@ -92,6 +94,7 @@ def _drive_alone(node: Node, robot: Robot, follow: Callable[[SourceCore], None] 
     core = make(observed, config, node.name, node.incarnation, learner=learner)
     guard, pacing = core.guard, core.pacing
     assert pacing, "a driver works in real time"
+    lateness = Lateness(node.name, robot.spec.control_period, config.realtime.missed_share)
     if not node.folder and (missing := unset(config.safety)):
         log.warning("%s", missing)
     node.outbox.patient = False
@@ -107,6 +110,7 @@ def _drive_alone(node: Node, robot: Robot, follow: Callable[[SourceCore], None] 
         if follow:
             follow(core)
         pacing.loop.report(log, node.name, config.realtime.missed_share)
+        lateness.turn(time.monotonic(), core.counters["steps"], core.counters["late_actions"])
         return guard.finished
 
     sift = partial(node.tell_core, lambda: Figures("running", figures=pacing.figures()))

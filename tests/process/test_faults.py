@@ -150,6 +150,21 @@ def test_robot_recovers_after_link_is_cut_or_late(robot: Robot, how: str) -> Non
         cable.close()
 
 
+def test_driver_warns_if_all_actions_are_late(robot: Robot) -> None:
+    """Each message needs 40 ms in each direction. The control period is 20 ms, so no Action is in time."""
+    cable = Cable(robot.folder / "policy")
+    cable.delay = 0.04
+    try:
+        robot.configure(server=cable.endpoint, **PATIENT)
+        robot.serve()
+        robot.drive()
+        warning = r"WARNING leg: in 5 s, \d+ actions for \d+ Steps arrived after their control period of 20 ms"
+        robot.wait("the warning", lambda: re.search(warning, robot.log("driver.log")))
+        assert POLICY not in robot.record()
+    finally:
+        cable.close()
+
+
 def test_frozen_observations_cause_a_fault(robot: Robot) -> None:
     """The driver applies the safe action after at most frozen_ms (300 ms, 15 periods) plus the action deadline."""
     deadline = 3 * DEADLINE  # long compared with 300 ms
