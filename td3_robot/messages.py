@@ -586,7 +586,7 @@ class RobotReport(Message, frozen=True, omit_defaults=True):
     MAX_BYTES: ClassVar[int] = 1 << 16
 
     call: Annotated[U64, "number of calls to the robot before this report"]
-    refused: Annotated[U32, "1: the robot gave no valid first observation; else 0"]
+    refused: Annotated[U32, "1: the robot gave no valid first observation; 2: its reset continues; else 0"]
     trouble: Annotated[str, wire("text", max_length=4096), "problem of the robot; empty if there is none"]
     stop: Annotated[str, wire("text", max_length=4096), "reason of an emergency stop; empty without one"]
     unprepared: Annotated[U32, "1: the running episode began without a reset that the robot needs; else 0"] = 0

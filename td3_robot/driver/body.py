@@ -26,6 +26,8 @@ class Body(ABC):
             the value is a map from name to number.
         commanded: float32[N, A], the newest commanded action. In a simulator: the same as ``action``.
         prepared: whether the episode began with a reset, or the robots need no reset.
+        resetting: whether a reset of a real robot has begun and not ended. The next ``step`` continues the reset.
+            ``command``, and a ``step`` that may not reset, interrupt it.
         problem: why the robots cannot work; empty if they can.
         stop: why the robots ask for an emergency stop of all robots; empty if they do not. The core clears this text.
     """
@@ -47,6 +49,10 @@ class Body(ABC):
     def problem(self) -> str:
         return ""
 
+    @property
+    def resetting(self) -> bool:
+        return False
+
     def command(self, action: Float32) -> None:  # noqa: B027
         """Apply ``action``, float32[N, A], from now on.
 
@@ -66,5 +72,5 @@ class Body(ABC):
 
         Returns:
             The number of transitions: one for each robot that did not begin an episode. None if there is no observation
-            to publish.
+            to publish, for example because the robot is ``resetting``.
         """

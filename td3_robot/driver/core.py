@@ -261,12 +261,17 @@ class SourceCore:
         """End the control period, and publish the resulting Step."""
         body, actuator = self.body, self._actuator
         applied, origin = self._applied()
-        if not actuator.made_safe and (body.phase >= Phase.TERMINATED).all():
-            actuator.make_safe()  # the policy's last action must not apply during a reset
-        stepped = body.step(applied, may_reset=self.guard.lifecycle.active and self._cleared)
+        may_reset = self.guard.lifecycle.active and self._cleared
+        continues = body.resetting and may_reset
+        if not actuator.made_safe and not continues and (body.phase >= Phase.TERMINATED).all():
+            actuator.make_safe()  # the policy's last action must not apply during a reset; and this interrupts a reset
+        stepped = body.step(applied, may_reset=may_reset)
         if self.pacing and (missed := self.pacing.stepped(now)):
             self.counters["overruns"] += missed
         actuator.listen(now)
+        if body.resetting:
+            self._await_reset()
+            return []
         if self._safe and not actuator.made_safe:
             actuator.make_safe()
         if stepped is None:
@@ -274,6 +279,13 @@ class SourceCore:
             self._exchange.lose_sight()
             return []
         return self._publish(stepped, origin, now)
+
+    def _await_reset(self) -> None:
+        """Put off the deadline of the next Action, because the reset needs further control periods."""
+        self.guard.begin()
+        self._exchange.lose_sight()
+        if self.pacing:
+            self.pacing.loop.pause()
 
     @property
     def _safe(self) -> bool:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import logging
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Callable
-from typing import TypeVar
+from collections.abc import Callable, Generator
+from functools import partial
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -19,6 +20,7 @@ from td3_robot.util.text import occurrence
 log = logging.getLogger(__name__)
 
 Answer = TypeVar("Answer")
+_END = object()
 
 
 class EmergencyStop(Exception):  # noqa: N818 - not an error: a person or the robot asks for the stop
@@ -72,7 +74,7 @@ class Robot(ABC):
         del observation
         return Phase.MID
 
-    def reset(self) -> None:  # noqa: B027 - many robots need no preparation
+    def reset(self) -> Generator[Any] | None:  # noqa: B027 - many robots need no preparation
         """Prepare an episode; this can move the robot. The driver calls it before every episode of a policy.
 
         The driver calls this method only while its state is ``active``, and after the policy server has answered a
@@ -80,15 +82,29 @@ class Robot(ABC):
         without this call. Such an episode gets only the safe action. The driver ends the episode as soon as it is
         allowed to call this method.
 
-        The safe action applies during the call. An emergency stop does not interrupt the call. If the call lasts longer
-        than ``safety.reset_timeout_ms``, and ``safety.observation_deadline_ms`` is set, the policy server goes to FAULT
-        for this robot.
+        A reset that moves the robot should be a generator::
+
+            def reset(self):
+                for angle in np.linspace(self.angle(), 0.0, 100):
+                    self.move_to(angle)
+                    yield
+
+        After each ``yield``, the driver continues this method in the next control period. Between two parts, the driver
+        obeys commands and signals. An emergency stop, a fault or the end of the driver interrupts the method: its last
+        ``yield`` raises GeneratorExit. Then the driver applies the safe action. The limit ``safety.hang_ms`` holds for
+        each part.
+
+        Nothing interrupts a method without ``yield``, not even an emergency stop. The safe action applies when the
+        method begins.
+
+        If the reset lasts longer than ``safety.reset_timeout_ms``, and ``safety.observation_deadline_ms`` is set, the
+        policy server goes to FAULT for this robot.
         """
 
     def stop(self) -> None:  # noqa: B027
         """Bring the robot to rest. The driver calls this when a method has been running longer than ``safety.hang_ms``.
 
-        This limit holds for ``observe``, ``apply``, ``phase`` and ``reward``. ``reset`` and ``close`` have no limit.
+        This limit holds for ``observe``, ``apply``, ``phase``, ``reward`` and each part of a ``reset`` with ``yield``.
         Another thread calls ``stop`` **while the hanging method is running**. Then the driver ends. Write ``stop`` only
         if it can work without the hanging device, for example through an enable line or a second handle on the bus. A
         second call of ``stop`` must do no harm.
@@ -112,7 +128,7 @@ class RobotBody(Body):
 
     Args:
         hang_s: time limit (s) for ``observe``, for ``apply``, and for ``phase`` plus ``reward``, see
-            :class:`HangWatch`; None: no limit. ``reset`` and ``close`` have no limit.
+            :class:`HangWatch`; None: no limit. If ``reset`` is a generator, the limit also holds for each of its parts.
     """
 
     def __init__(self, robot: Robot, hang_s: float | None = None) -> None:
@@ -121,6 +137,7 @@ class RobotBody(Body):
         # Without a ``reset``, every episode is prepared.
         self._resets = getattr(robot.reset, "__func__", None) is not Robot.reset
         self._is_reset = False  # whether the robot was reset for an episode that has not begun
+        self._parts: Generator[Any] | None = None  # the rest of the running reset
         stop = robot.stop if type(robot).stop is not Robot.stop else None
         self._hang = HangWatch(hang_s, stop) if hang_s is not None else None
         self._problems: dict[str, str] = {}
@@ -131,7 +148,12 @@ class RobotBody(Body):
     def problem(self) -> str:
         return "; ".join(self._problems.values())
 
+    @property
+    def resetting(self) -> bool:
+        return self._parts is not None
+
     def command(self, action: Float32) -> None:
+        self._interrupt_reset()
         self.commanded = action.copy()
         self._ask("apply", lambda: self._robot.apply(action[0].copy()))
 
@@ -153,21 +175,17 @@ class RobotBody(Body):
         return 1
 
     def close(self) -> None:
-        self._ask("close", self._robot.close)
+        self._ask("close", self._robot.close, limited=False)
 
     def _begin(self, may_reset: bool) -> int | None:
-        """Begin an episode. Return 0, or None if the reset or the observation failed."""
-
-        def reset() -> bool:
-            self._robot.reset()
-            return True
-
+        """Begin an episode. Return 0, or None if the reset continues, or if the reset or the observation failed."""
         if may_reset and not self._is_reset:
-            self._is_reset = bool(self._ask("reset", reset))
+            self._is_reset = self._continue_reset()
             if not self._is_reset:
                 return None
             self._forgive()
         if not may_reset:
+            self._interrupt_reset()
             self._problems.pop("reset", None)  # this episode begins without a reset
         observation = self._observe()
         if observation is None:
@@ -177,6 +195,19 @@ class RobotBody(Body):
         self.reward[0], self.action[0], self._begun = 0, self.commanded[0], True
         self.prepared, self._is_reset = self._is_reset or not self._resets, False
         return 0
+
+    def _continue_reset(self) -> bool:
+        """Begin a reset, or make its next part. Return whether the reset has ended without a problem."""
+        parts = self._parts or self._ask("reset", lambda: _parts(self._robot.reset()), limited=False)
+        ended = self._ask("reset", partial(_ends, parts)) if parts else None
+        self._parts = parts if ended is False else None  # after an exception, a generator cannot continue
+        return bool(ended)
+
+    def _interrupt_reset(self) -> None:
+        parts, self._parts = self._parts, None
+        if parts:
+            log.warning("the driver interrupts reset()")
+            self._ask("reset", parts.close)
 
     def _forgive(self) -> None:
         """Forget the problems that a reset can end. Otherwise they would lead to FAULT before or after the reset."""
@@ -213,15 +244,17 @@ class RobotBody(Body):
         otherwise = (int(Phase.TRUNCATED if self.prepared else Phase.MID), 0.0)
         return self._ask("phase() or reward", outcome, tolerated=not self.prepared) or otherwise
 
-    def _ask(self, what: str, call: Callable[[], Answer], *, tolerated: bool = False) -> Answer | None:
+    def _ask(
+        self, what: str, call: Callable[[], Answer], *, tolerated: bool = False, limited: bool = True
+    ) -> Answer | None:
         """Call the robot's code and return its result.
 
         If the code raises an exception, store the problem or the emergency stop, and return None. If ``tolerated``, an
-        exception is not a problem: for example, ``phase`` can fail before the first ``reset``.
+        exception is not a problem: for example, ``phase`` can fail before the first ``reset``. If ``limited``, the time
+        limit for hanging methods holds.
         """
         try:
-            hang = None if what in ("reset", "close") else self._hang
-            answer = hang.run(what, call) if hang else call()
+            answer = self._hang.run(what, call) if self._hang and limited else call()
         except EmergencyStop as stop:
             self.stop = str(stop) or "the robot stopped"
         except Exception as error:  # an error of the robot's code must not end the loop that keeps the robot safe
@@ -238,3 +271,17 @@ class RobotBody(Body):
             self._problems.pop(what, None)
             return answer
         return None
+
+
+def _parts(result: object) -> Generator[Any]:
+    """Return the parts of a reset that still have to be made. ``result`` is what ``reset`` returned."""
+    return result if isinstance(result, Generator) else _nothing()
+
+
+def _nothing() -> Generator[Any]:
+    yield from ()
+
+
+def _ends(parts: Generator[Any]) -> bool:
+    """Make the next part of a reset. Return whether it was the last."""
+    return next(parts, _END) is _END

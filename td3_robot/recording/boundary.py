@@ -9,8 +9,8 @@ policy, or the replayed learner computes the policy again.
 Start           construction arguments, and state restored from disk; the node records one Start
 Turn            the inputs and the time of one call of ``step``
 RobotReport     what a driver's core learns from the robot, besides the content of Steps: the robot's problem, the
-                reason for an emergency stop, and whether the robot failed to give a valid first observation, so that
-                no episode could begin
+                reason for an emergency stop, and whether no episode could begin, because a reset continues or the
+                robot gave no valid first observation
 MotorCommand    the action that the robot's motors get: an output of a driver's core
 Latches         a new ``safety_state`` of a policy server's core; the server's state file also holds it
 LifecycleChange the new state of a policy server, of a robot, or of the server's watch over a robot; the server records
@@ -36,6 +36,8 @@ from td3_robot.topics import RECORDER
 if TYPE_CHECKING:
     from td3_robot.policy.core import PolicyCore
 
+RESETTING = 2
+"""``refused`` of a RobotReport while the reset of a robot continues."""
 _LONGEST = 4096  # characters of a problem or a stop reason; the rest is not recorded
 
 Observer = Callable[[Sequence[Output], float], Iterable[Message]]
@@ -133,13 +135,14 @@ class RecordedBody:
         """Pass an action, float32[1, A], to the robot."""
         self._body.command(action)
         self._actions.append(action[0].copy())
-        self._note_report(self._newest[0])
+        refused = self._newest[0]
+        self._note_report(0 if refused == RESETTING and not self._body.resetting else refused)
 
     def step(self, action: Float32, may_reset: bool = True) -> int | None:
         """End a control period. Returns None if no Step follows."""
         made: int | None = self._body.step(action, may_reset)
         self._stepped = made is not None
-        self._note_report(int(made is None))
+        self._note_report(RESETTING if self._body.resetting else int(made is None))
         return made
 
     def observe(self, outputs: Sequence[Output], now: float) -> list[Message]:

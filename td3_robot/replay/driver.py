@@ -12,7 +12,7 @@ from td3_robot.driver import core as driver_core
 from td3_robot.driver.body import Body
 from td3_robot.errors import ConfigError, SessionError
 from td3_robot.messages import Command, LifecycleChange, Message, MotorCommand, Phase, Reply, RobotReport, Step
-from td3_robot.recording.boundary import RecordedBody, RecordedCore
+from td3_robot.recording.boundary import RESETTING, RecordedBody, RecordedCore
 from td3_robot.recording.entries import Entry
 from td3_robot.recording.reader import Session
 from td3_robot.replay import lives
@@ -39,6 +39,10 @@ class ReplayedBody(Body):
     @property
     def problem(self) -> str:
         return self._newest_report.trouble
+
+    @property
+    def resetting(self) -> bool:
+        return self._newest_report.refused == RESETTING
 
     def command(self, action: Float32) -> None:
         self._report()

@@ -48,9 +48,9 @@ class SafetyConfig(Section, frozen=True):
         reset_timeout_ms: the longest allowed time for ``reset()`` of a robot. Between the last Step of an episode and
             the first Step of the next episode, this time replaces ``observation_deadline_ms``. The default is 30 s.
         action_deadline_ms: the driver's watchdog: FAULT after this time without an Action.
-        hang_ms: the longest allowed time for ``observe()`` of a robot. The same limit holds for ``apply()``, and for
-            ``phase()`` and ``reward()`` together. If a call takes longer, the driver calls ``stop()`` of the robot, and
-            the driver process ends.
+        hang_ms: the longest allowed time for ``observe()`` of a robot. The same limit holds for ``apply()``, for
+            ``phase()`` and ``reward()`` together, and for each part of a ``reset()`` with ``yield``. If a call takes
+            longer, the driver calls ``stop()`` of the robot, and the driver process ends.
         recovery: ``manual``: only a command ends FAULT. ``automatic``: FAULT also ends when valid data have arrived for
             ``recovery_ms`` without a pause. Neither value ends an emergency stop. The default is ``manual``.
         recovery_ms: see ``recovery``. The default is 1 s.

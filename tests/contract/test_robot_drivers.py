@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+from collections.abc import Iterator
 from importlib import metadata
 from pathlib import Path
 
@@ -48,7 +49,8 @@ class Cart(Robot):
         self._periods = 0
         self._enabled = True
 
-    def reset(self) -> None:
+    def reset(self) -> Iterator[None]:
+        yield  # between two parts, the driver can interrupt the reset
         self._state, self._periods, self._enabled = np.zeros(2, np.float32), 0, True
 
     def observe(self) -> Float32:

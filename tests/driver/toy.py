@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from typing import Any
 
 import numpy as np
@@ -73,6 +73,37 @@ class Resettable(Toy):
     def reset(self) -> None:
         self.resets += 1
         self.on_reset()
+
+
+class Homing(Toy):
+    """A robot with a reset that the driver can interrupt.
+
+    Attributes:
+        parts: number of parts of a reset, each with a ``yield``.
+        on_part: a function that each part calls, with the number of the part.
+        events: the parts and the ends of resets, and the calls of ``apply`` (``command``).
+    """
+
+    def __init__(self, spec: RobotSpec) -> None:
+        super().__init__(spec)
+        self.parts = 10
+        self.on_part: Callable[[int], object] = lambda _: None
+        self.events: list[str] = []
+
+    def apply(self, action: Float32) -> None:
+        super().apply(action)
+        self.events.append("command")
+
+    def reset(self) -> Generator[None]:
+        try:
+            for number in range(self.parts):
+                self.events.append(f"part {number}")
+                self.on_part(number)
+                yield
+            self.events.append("end")
+        except GeneratorExit:
+            self.events.append("interrupted")
+            raise
 
 
 def action(answers: int, *values: float, version: int = 7) -> tuple[str, Action]:

@@ -13,6 +13,8 @@ it holds one word:
 - ``hang``: observe() never returns.
 - ``slow``: observe() takes 30 ms, which is longer than a control period.
 - ``stuck``: a long reset() (see EPISODE) never returns.
+- ``homing``: a long reset() has a ``yield`` after each part, and never ends. The record gets ``part`` for each part,
+  and ``interrupted`` if the driver interrupts the reset.
 
 Environment variables: HOLD_OFF sets ``driver.contact.HOLD_OFF``, in seconds. Before a driver gets a Welcome, it makes
 its robot safe whenever the policy server has been silent for HOLD_OFF seconds. EPISODE sets the length of an episode in
@@ -27,6 +29,7 @@ import os
 import runpy
 import sys
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -67,16 +70,27 @@ class Recorded(Pendulum):  # type: ignore[misc]
         super().apply(action)
         self._record.write(f"apply {action[0]:.6f}\n")
 
-    def reset(self) -> None:
+    def reset(self) -> Iterator[None] | None:
         super().reset()
         self._resets += 1
         if self._resets == 1:
             self._record.write("first reset\n")
         if EPISODE and self._resets > 1:
             self._record.write("reset\n")
-            stuck = FAULT.exists() and FAULT.read_text() == "stuck"
-            threading.Event().wait(None if stuck else 2.0)
+            fault = FAULT.read_text() if FAULT.exists() else ""
+            if fault == "homing":
+                return self._home()
+            threading.Event().wait(None if fault == "stuck" else 2.0)
             self._record.write("ready\n")
+        return None
+
+    def _home(self) -> Iterator[None]:
+        try:
+            while True:
+                self._record.write("part\n")
+                yield
+        finally:
+            self._record.write("interrupted\n")
 
     def stop(self) -> None:
         self._record.write("stop\n")

@@ -230,6 +230,29 @@ def test_resets_of_two_seconds_cause_no_fault_although_the_deadline_is_200_ms(
     assert good == 2
 
 
+@pytest.mark.parametrize("how", ["estop", "signal"])
+def test_emergency_stop_and_sigterm_interrupt_a_reset(robot: Robot, monkeypatch: pytest.MonkeyPatch, how: str) -> None:
+    """The reset lasts longer than ``action_deadline_ms``: this is no fault."""
+    monkeypatch.setenv("EPISODE", "20")
+    robot.configure(reset_timeout_ms=600_000)
+    robot.fault("homing")
+    robot.serve()
+    driver = robot.drive()
+    reset = robot.wait_for("reset")
+    robot.wait("some parts", lambda: robot.record()[reset:].count("part") > PERIODS + 25)
+    assert set(robot.record()[reset + 1 :]) == {"part"}
+    if how == "estop":
+        assert robot.operator("estop").returncode == 0
+    else:
+        driver.terminate()
+        assert driver.wait(60) == 128 + signal.SIGTERM
+    end = robot.wait_for("interrupted", reset)
+    robot.wait_for(SAFE, end)
+    assert robot.record()[end + 1] == SAFE
+    assert "part" not in robot.record()[end:]
+    assert "active -> fault: no action" not in robot.log("driver.log")
+
+
 def test_robot_that_never_comes_back_from_its_reset_is_in_fault(robot: Robot, monkeypatch: pytest.MonkeyPatch) -> None:
     """The server removes the silent driver after 5 s.
 
