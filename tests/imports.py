@@ -11,7 +11,7 @@ _OPTIONAL = (
     *("td3_robot.learner", "td3_robot.monitor.foxglove", "td3_robot.recording.", "td3_robot.replay"),
     *("td3_robot.ros2.lifecycle", "td3_robot.ros2.monitor", "td3_robot.runtime.learning_curve"),
 )
-"""How the names of those modules begin that belong to a package extra. They may import packages of this extra."""
+"""The modules that need a package extra: those whose names begin with one of these words."""
 
 IMPORT_ROBOT_SIDE = f"""
 import importlib, pkgutil, sys, td3_robot

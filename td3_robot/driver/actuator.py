@@ -38,14 +38,11 @@ class Actuator:
     def follow_guard(self) -> None:
         """If the safe action has become due, apply it now.
 
-        While the safe action stays due, the source applies the safe action again in each control period. During a
-        reset, which moves the robot, only the end of the state ``active`` makes the safe action due.
+        While the safe action stays due, the source applies the safe action again in each control period.
         """
-        safe = self._guard.safe
-        due = not self._guard.lifecycle.active if self._body.resetting else safe and not self._is_safe
-        if due:
+        if self._guard.safe and not self._is_safe and not self.made_safe:
             self.make_safe()
-        self._is_safe = safe
+        self._is_safe = self._guard.safe
 
     def lose_robots(self) -> None:
         """Forget that the safe action was applied, because another process could move the robots from now on."""

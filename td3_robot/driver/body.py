@@ -27,7 +27,7 @@ class Body(ABC):
         commanded: float32[N, A], the newest commanded action. In a simulator: the same as ``action``.
         prepared: whether the episode began with a reset, or the robots need no reset.
         resetting: whether a reset of a real robot has begun and not ended. The next ``step`` continues the reset.
-            ``command``, and a ``step`` that may not reset, interrupt it.
+            ``command`` interrupts it.
         problem: why the robots cannot work; empty if they can.
         stop: why the robots ask for an emergency stop of all robots; empty if they do not. The core clears this text.
     """

@@ -100,6 +100,7 @@ class SourceCore:
         # Whether the policy server has answered a Step or sent an ``activate`` since its Welcome. If an emergency stop
         # is in force, the server sends the stop before its first answer. An ``activate`` is the decision of a person.
         self._cleared = False
+        self._reset_began = 0.0  # time (s) of the first part of the running reset
         self._links = ("policy", "learner") if learner else ("policy",)
         self._allowance = Allowance(waits=learner and not driver, lockstep=lockstep)
         self._exchange = Exchange()
@@ -111,7 +112,8 @@ class SourceCore:
         """The time (s) at which the core needs a turn even without new messages; None if no deadline is running."""
         if not self.contact.may_move:
             return self.contact.due
-        dues = (self.pacing.deadline if self.pacing else None, self.guard.due)
+        # During a reset, no Action has a deadline.
+        dues = (self.pacing.deadline if self.pacing else None, None if self.body.resetting else self.guard.due)
         return min((due for due in dues if due is not None), default=None)
 
     @property
@@ -142,10 +144,13 @@ class SourceCore:
     def step(self, inputs: Sequence[Input], now: float) -> list[Output]:
         """Process the inputs at time ``now`` (s), and make one Step if that is possible."""
         self._actuator.made_safe = False
-        self.guard.look(now)
+        if not self.body.resetting:
+            self.guard.look(now)
         outputs: list[Output] = []
         for origin, message in inputs:
             outputs += self.receive(origin, message, now)
+            if self.body.resetting and not self._may_reset:
+                self._interrupt_reset(now)
         if self.contact.may_move:
             outputs += self._resume(now)
         else:
@@ -261,16 +266,16 @@ class SourceCore:
         """End the control period, and publish the resulting Step."""
         body, actuator = self.body, self._actuator
         applied, origin = self._applied()
-        may_reset = self.guard.lifecycle.active and self._cleared
-        continues = body.resetting and may_reset
-        if not actuator.made_safe and not continues and (body.phase >= Phase.TERMINATED).all():
-            actuator.make_safe()  # the policy's last action must not apply during a reset; and this interrupts a reset
-        stepped = body.step(applied, may_reset=may_reset)
+        if not body.resetting:
+            self._reset_began = now
+        if not actuator.made_safe and not body.resetting and (body.phase >= Phase.TERMINATED).all():
+            actuator.make_safe()  # the policy's last action must not apply during the reset that may begin now
+        stepped = body.step(applied, may_reset=self._may_reset)
         if self.pacing and (missed := self.pacing.stepped(now)):
             self.counters["overruns"] += missed
         actuator.listen(now)
         if body.resetting:
-            self._await_reset()
+            self._await_reset(now)
             return []
         if self._safe and not actuator.made_safe:
             actuator.make_safe()
@@ -280,12 +285,21 @@ class SourceCore:
             return []
         return self._publish(stepped, origin, now)
 
-    def _await_reset(self) -> None:
-        """Put off the deadline of the next Action, because the reset needs further control periods."""
-        self.guard.begin()
-        self._exchange.lose_sight()
+    @property
+    def _may_reset(self) -> bool:
+        return self.guard.lifecycle.active and self._cleared
+
+    def _await_reset(self, now: float) -> None:
+        """Wait for the next part of a reset, but not longer than the guard allows."""
         if self.pacing:
-            self.pacing.loop.pause()
+            self.pacing.loop.pause()  # the loop rate must not count the time of a reset
+        if self.guard.refuses_reset(now - self._reset_began, now):
+            self._interrupt_reset(now)
+
+    def _interrupt_reset(self, now: float) -> None:
+        self._actuator.make_safe()  # the body interrupts the reset first
+        self._actuator.listen(now)
+        self.guard.begin()  # the old deadline of the next Action has possibly passed
 
     @property
     def _safe(self) -> bool:

@@ -20,7 +20,7 @@ class Progress(Enum):
     NOTHING = auto()  # the exchange has not begun: there is no observation yet
     WAITING = auto()  # for an Action
     ANSWERED = auto()
-    BLIND = auto()  # the source refused the newest observation and published no Step
+    BLIND = auto()  # there is no valid observation, so the source published no Step
 
 
 class Exchange:

@@ -96,6 +96,17 @@ class Guard:
         self._watchdog.interrupt()
         self.lifecycle.fault(reason, now)
 
+    def refuses_reset(self, seconds: float, now: float) -> bool:
+        """Return whether a reset that has lasted for ``seconds`` must end. If so, go to FAULT.
+
+        Without ``safety.action_deadline_ms``, a reset may last for any time.
+        """
+        limit = self.envelope.reset_timeout_s
+        refuses = self.envelope.action_deadline_s is not None and seconds > limit
+        if refuses:
+            self.trouble(f"the reset has lasted longer than {limit * 1e3:g} ms", now)
+        return refuses
+
     def begin(self) -> None:
         """Begin an episode. If the watchdog is armed, the deadline of the first Action starts at the next :meth:`look`.
 

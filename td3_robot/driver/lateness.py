@@ -33,9 +33,9 @@ class Lateness:
             return
         self._began = now, steps, late
         new_steps, new_late = steps - steps_before, late - late_before
-        if new_late > self._allowed * new_steps:
+        if new_steps and new_late > self._allowed * new_steps:  # without a Step, there was a long reset
             log.warning(
-                "%s: in %g s, %d actions for %d Steps arrived after their control period of %g ms, so the robot did "
+                "%s: in %.0f s, %d actions for %d Steps arrived after their control period of %g ms, so the robot did "
                 "not get them; allowed: %.1f%% (realtime.missed_share)",
-                *(self._name, WINDOW_S, new_late, new_steps, self._period * 1e3, self._allowed * 100),
+                *(self._name, now - began, new_late, new_steps, self._period * 1e3, self._allowed * 100),
             )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any, TypeVar
 
@@ -74,7 +74,7 @@ class Robot(ABC):
         del observation
         return Phase.MID
 
-    def reset(self) -> Generator[Any] | None:  # noqa: B027 - many robots need no preparation
+    def reset(self) -> Iterator[Any] | None:  # noqa: B027 - many robots need no preparation
         """Prepare an episode; this can move the robot. The driver calls it before every episode of a policy.
 
         The driver calls this method only while its state is ``active``, and after the policy server has answered a
@@ -90,15 +90,16 @@ class Robot(ABC):
                     yield
 
         After each ``yield``, the driver continues this method in the next control period. Between two parts, the driver
-        obeys commands and signals. An emergency stop, a fault or the end of the driver interrupts the method: its last
-        ``yield`` raises GeneratorExit. Then the driver applies the safe action. The limit ``safety.hang_ms`` holds for
-        each part.
+        obeys commands and signals. If the driver leaves the state ``active``, gets a Welcome or ends, it interrupts the
+        reset: the ``yield`` at which the method waits raises GeneratorExit. Then the driver applies the safe action.
+        The limit ``safety.hang_ms`` holds for each part and for the clean-up in ``finally``. The clean-up must not move
+        the robot, and must not ``yield``.
 
-        Nothing interrupts a method without ``yield``, not even an emergency stop. The safe action applies when the
-        method begins.
+        Nothing interrupts a method without ``yield``, not even an emergency stop.
 
-        If the reset lasts longer than ``safety.reset_timeout_ms``, and ``safety.observation_deadline_ms`` is set, the
-        policy server goes to FAULT for this robot.
+        The driver applies the safe action before it calls this method. If the reset lasts longer than
+        ``safety.reset_timeout_ms``, the policy server goes to FAULT if ``safety.observation_deadline_ms`` is set. The
+        driver interrupts a reset with ``yield`` and goes to FAULT if ``safety.action_deadline_ms`` is set.
         """
 
     def stop(self) -> None:  # noqa: B027
@@ -137,7 +138,7 @@ class RobotBody(Body):
         # Without a ``reset``, every episode is prepared.
         self._resets = getattr(robot.reset, "__func__", None) is not Robot.reset
         self._is_reset = False  # whether the robot was reset for an episode that has not begun
-        self._parts: Generator[Any] | None = None  # the rest of the running reset
+        self._parts: Iterator[Any] | None = None  # the rest of the running reset
         stop = robot.stop if type(robot).stop is not Robot.stop else None
         self._hang = HangWatch(hang_s, stop) if hang_s is not None else None
         self._problems: dict[str, str] = {}
@@ -146,7 +147,7 @@ class RobotBody(Body):
 
     @property
     def problem(self) -> str:
-        return "; ".join(self._problems.values())
+        return "" if self.resetting else "; ".join(self._problems.values())  # the reset may end the problems
 
     @property
     def resetting(self) -> bool:
@@ -185,7 +186,6 @@ class RobotBody(Body):
                 return None
             self._forgive()
         if not may_reset:
-            self._interrupt_reset()
             self._problems.pop("reset", None)  # this episode begins without a reset
         observation = self._observe()
         if observation is None:
@@ -198,16 +198,23 @@ class RobotBody(Body):
 
     def _continue_reset(self) -> bool:
         """Begin a reset, or make its next part. Return whether the reset has ended without a problem."""
-        parts = self._parts or self._ask("reset", lambda: _parts(self._robot.reset()), limited=False)
-        ended = self._ask("reset", partial(_ends, parts)) if parts else None
+
+        def begin() -> Iterator[Any]:
+            result = self._robot.reset()
+            return result if isinstance(result, Iterator) else iter(())
+
+        parts = self._parts
+        if parts is None:
+            parts = self._ask("reset", begin, limited=False)
+        ended = None if parts is None else self._ask("reset", partial(_ends, parts))
         self._parts = parts if ended is False else None  # after an exception, a generator cannot continue
         return bool(ended)
 
     def _interrupt_reset(self) -> None:
         parts, self._parts = self._parts, None
-        if parts:
+        if parts is not None:
             log.warning("the driver interrupts reset()")
-            self._ask("reset", parts.close)
+            self._ask("reset", getattr(parts, "close", lambda: None))
 
     def _forgive(self) -> None:
         """Forget the problems that a reset can end. Otherwise they would lead to FAULT before or after the reset."""
@@ -273,15 +280,6 @@ class RobotBody(Body):
         return None
 
 
-def _parts(result: object) -> Generator[Any]:
-    """Return the parts of a reset that still have to be made. ``result`` is what ``reset`` returned."""
-    return result if isinstance(result, Generator) else _nothing()
-
-
-def _nothing() -> Generator[Any]:
-    yield from ()
-
-
-def _ends(parts: Generator[Any]) -> bool:
+def _ends(parts: Iterator[Any]) -> bool:
     """Make the next part of a reset. Return whether it was the last."""
     return next(parts, _END) is _END

@@ -326,7 +326,7 @@ def read_public(text: str) -> str:
     if _KEY.fullmatch(text):
         return text
     try:
-        words = files.read(Path(text), _LARGEST).decode("ascii").split()
+        words = Path(text).read_text(encoding="ascii").split()
     except (OSError, ValueError):
         raise KeysError(
             f"{text[:200]!r} is neither a public key (40 characters of Z85) nor a file that holds a public key"

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import queue
 import threading
+import time
 from collections.abc import Callable
 
 import numpy as np
@@ -135,15 +136,16 @@ class RobotContract:
 
 
 def reset(robot: Robot) -> None:
-    """Call ``reset`` of the robot, and make all its parts."""
+    """Call ``reset`` of the robot, and make one part in each control period."""
     for _ in robot.reset() or ():
-        pass
+        time.sleep(robot.spec.control_period)
 
 
 def step(body: RobotBody) -> int | None:
     """Make control periods until no reset continues. Return the result of the last period."""
     made = body.step(body.commanded)
     while body.resetting:
+        time.sleep(body.spec.control_period)
         made = body.step(body.commanded)
     return made
 

@@ -22,9 +22,11 @@ def test_too_many_late_actions_give_one_warning_every_5_s(caplog: pytest.LogCapt
     ]
 
 
-def test_late_actions_without_a_step_give_a_warning(caplog: pytest.LogCaptureFixture) -> None:
-    """For example, the driver has stopped at a reset, and 3 old Actions arrive then."""
+def test_late_actions_without_a_step_give_no_warning(caplog: pytest.LogCaptureFixture) -> None:
+    """The robot is in a reset, so the driver has made no Step. Two old Actions arrive in this time."""
     lateness = Lateness("leg", 0.02, 0.1)
     lateness.turn(0.0, 10, 0)
-    lateness.turn(5.0, 10, 3)
-    assert "leg: in 5 s, 3 actions for 0 Steps arrived after" in caplog.text
+    lateness.turn(30.0, 10, 2)
+    assert caplog.messages == []
+    lateness.turn(37.0, 20, 4)
+    assert "leg: in 7 s, 2 actions for 10 Steps arrived after" in caplog.text

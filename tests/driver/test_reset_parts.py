@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import itertools
+import threading
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from td3_robot.core_types import Input, Output
 from td3_robot.driver.core import SourceCore
@@ -13,7 +16,7 @@ from td3_robot.driver.guard import Guard
 from td3_robot.driver.hang import EXIT_HUNG, HangWatch
 from td3_robot.driver.pacing import RealTime
 from td3_robot.driver.robot import EmergencyStop, RobotBody
-from td3_robot.messages import Message, MotorCommand, Phase, RobotReport, Step, Welcome
+from td3_robot.messages import Heartbeat, Message, MotorCommand, Phase, RobotReport, Step, Welcome
 from td3_robot.recording.boundary import RecordedBody, RecordedCore
 from td3_robot.replay.driver import ReplayedBody
 from td3_robot.safety.limits import SafetyConfig
@@ -98,6 +101,35 @@ def test_a_command_in_the_turn_of_a_part_prevents_the_part(make_core: Make, robo
     assert "part 1" not in robot.events
 
 
+@pytest.mark.parametrize(
+    "inputs",
+    [
+        [operator("estop"), operator("reset"), operator("activate")],
+        [operator("deactivate"), operator("activate")],
+        [WELCOME, operator("activate")],
+    ],
+)
+def test_a_stop_that_ends_in_the_same_turn_interrupts_the_reset(
+    make_core: Make, robot: Homing, inputs: list[Input]
+) -> None:
+    """A long part can collect such messages. The robot begins a new reset, from its safe action."""
+    core = make_core(welcomed=False)
+    begin(core, robot)
+    turn(core, 3)
+    turn(core, 4, *inputs)
+    assert robot.events == ["command", "part 0", "part 1", "interrupted", "command", "part 0"]
+
+
+def test_a_silent_server_that_has_not_welcomed_the_driver_interrupts_the_reset(make_core: Make, robot: Homing) -> None:
+    """The server sends the Heartbeat while it checks whether another driver is alive. Then it is silent for 0.5 s."""
+    core = make_core(welcomed=False)
+    begin(core, robot)
+    core.step([("policy", Heartbeat(0, 5))], 2.5 * PERIOD)
+    assert "interrupted" not in robot.events
+    core.step([], 0.6)
+    assert robot.events == ["command", "part 0", "interrupted", "command"]
+
+
 def test_after_an_interrupted_reset_an_activate_begins_a_new_reset(make_core: Make, robot: Homing) -> None:
     core = make_core(welcomed=False)
     begin(core, robot)
@@ -117,6 +149,64 @@ def test_the_welcome_of_another_server_interrupts_the_reset(make_core: Make, rob
     core.step([("policy", Welcome(1, "policy", 6))], 2.5 * PERIOD)
     assert turn(core, 3) == [Phase.FIRST]
     assert robot.events[:4] == ["command", "part 0", "interrupted", "command"]
+
+
+def test_a_reset_that_lasts_too_long_is_a_fault(make_core: Make, robot: Homing) -> None:
+    """The reset begins at 40 ms, and may last 100 ms. The part at 160 ms is the first that ends later."""
+    core = make_core(replace(SAFE, reset_timeout_ms=100), welcomed=False)
+    begin(core, robot)
+    for number in range(3, 8):
+        turn(core, number)
+    assert core.guard.lifecycle.active
+    assert states(core.step([], 8 * PERIOD)) == ["fault"]
+    assert core.guard.lifecycle.reason == "the reset has lasted longer than 100 ms"
+    assert robot.events[-2:] == ["interrupted", "command"]
+
+
+def test_without_an_action_deadline_a_reset_has_no_limit(make_core: Make, robot: Homing) -> None:
+    core = make_core(SafetyConfig(reset_timeout_ms=100), welcomed=False)
+    begin(core, robot)
+    for number in range(3, 12):
+        turn(core, number)
+    assert turn(core, 12) == [Phase.FIRST]
+
+
+def test_a_late_turn_or_a_long_part_causes_no_fault(make_core: Make, robot: Homing) -> None:
+    """Between two parts, the driver makes no turn for 400 ms. The action deadline of 50 ms holds only after the reset.
+
+    The rate of the loop does not count this time.
+    """
+    core = make_core(welcomed=False)
+    begin(core, robot)
+    for number in range(23, 32):
+        assert turn(core, number) == []
+    assert turn(core, 32) == [Phase.FIRST]
+    assert core.guard.lifecycle.active
+    for number in range(33, 300):
+        core.step([action(core.next_sequence - 1, 1.5, 0)], (number - 0.5) * PERIOD)
+        turn(core, number)
+    assert core.guard.lifecycle.active
+    assert core.figures()["missed_share"] == 0
+
+
+def test_a_reset_repairs_sensor_and_motors_in_its_last_part(make_core: Make, robot: Homing) -> None:
+    """Before the reset, the sensor and the motors fail. During the reset, this is no fault."""
+    core = make_core(welcomed=False)
+    begin(core, robot)
+    for number in range(3, 13):
+        turn(core, number)
+    good, robot.sees, robot.motor = robot.sees, OSError("encoder lost"), OSError("motors are off")
+
+    def repair(number: int) -> None:
+        if number == 9:
+            robot.sees, robot.motor = good, None
+
+    robot.on_part = repair
+    core.step([], 13 * PERIOD)
+    assert not core.guard.lifecycle.active
+    core.step([operator("activate")], 13.5 * PERIOD)
+    phases = [phase for number in range(14, 25) for phase in turn(core, number)]
+    assert (phases, core.guard.lifecycle.active) == ([Phase.FIRST], True)
 
 
 def test_the_end_of_the_driver_interrupts_the_reset(make_core: Make, robot: Homing) -> None:
@@ -162,30 +252,61 @@ def test_an_emergency_stop_of_a_part_stops_all_robots(make_core: Make, robot: Ho
     assert (core.guard.lifecycle.stopped, robot.applied[-1]) == (True, [0.25, 0])
 
 
-def test_a_robot_that_fails_to_clean_up_is_in_fault(robot: Homing) -> None:
+def test_a_robot_that_fails_to_clean_up_is_in_fault(make_core: Make, robot: Homing) -> None:
     def stubborn() -> Any:
-        while True:
-            try:
+        try:
+            while True:
                 yield
-            except GeneratorExit:
-                raise OSError("brake") from None
+        finally:
+            raise OSError("brake")
 
     robot.reset = stubborn  # type: ignore[method-assign]
+    core = make_core(welcomed=False)
+    assert turn(core, 0, WELCOME) == [Phase.FIRST]
+    core.step([action(0, 1.5, 0)], 0.005)
+    turn(core, 1)
+    turn(core, 2)
+    assert (core.body.resetting, core.body.problem) == (True, "")
+    core.step([WELCOME], 2.5 * PERIOD)
+    assert not core.body.resetting
+    assert core.guard.lifecycle.reason == "reset: OSError: brake"
+    assert robot.applied[-1] == [0.25, 0]
+
+
+def test_a_reset_can_return_any_iterator(robot: Homing) -> None:
+    first = robot.reset
+    robot.reset = lambda: itertools.chain(first(), first())  # type: ignore[method-assign]
     body = RobotBody(robot)
+    steps = [body.step(body.commanded) for _ in range(21)]
+    assert (steps, robot.events) == ([None] * 20 + [0], [*PARTS, "end"] * 2)
+
+
+@pytest.mark.parametrize("where", ["part", "cleanup"])
+def test_a_part_or_a_cleanup_that_hangs_ends_the_driver(
+    robot: Homing, monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
+    """The robot hangs until the watch gives up. Without the watch, the test would not end."""
+    ended = threading.Event()
+    codes: list[int] = []
+
+    def end(code: int) -> None:
+        codes.append(code)
+        ended.set()
+
+    def hang() -> Iterator[None]:
+        try:
+            if where == "part":
+                ended.wait()
+            yield
+        finally:
+            ended.wait()
+
+    body = RobotBody(robot)
+    monkeypatch.setattr(body, "_hang", HangWatch(0.05, None, end))
+    robot.reset = hang  # type: ignore[method-assign, assignment]
     assert body.step(body.commanded) is None
-    assert (body.resetting, body.problem) == (True, "")
     body.command(body.commanded)
-    assert (body.resetting, body.problem) == (False, "reset: OSError: brake")
-
-
-def test_a_part_that_hangs_ends_the_driver(robot: Homing, monkeypatch: pytest.MonkeyPatch) -> None:
-    """``reset`` itself has no limit, and the first part has one. Without this limit, the call would not return."""
-    ended: list[int] = []
-    body = RobotBody(robot)
-    monkeypatch.setattr(body, "_hang", HangWatch(0.05, None, ended.append))
-    robot.on_part = lambda _: [None for _ in iter(lambda: bool(ended), True)]
-    assert body.step(body.commanded) is None
-    assert ended == [EXIT_HUNG]
+    assert codes == [EXIT_HUNG]
 
 
 class Records:
@@ -215,7 +336,8 @@ def recorded(body: Any) -> tuple[RecordedCore, Records]:
 def test_a_replay_repeats_the_reset(robot: Homing, spec: RobotSpec) -> None:
     """The recording contains a reset that an operator interrupts, and a complete reset."""
     turns: list[tuple[list[Input], float]] = [([WELCOME], 0.0), ([action(0, 1.5, 0)], 0.005), ([], 0.02), ([], 0.04)]
-    turns += [([], 0.06), ([operator("estop"), operator("reset")], 0.07), ([], 0.08), ([operator("activate")], 0.09)]
+    turns += [([], 0.06), ([operator("estop")], 0.07), ([], 0.071)]
+    turns += [([operator("reset")], 0.072), ([], 0.08), ([operator("activate")], 0.09)]
     turns += [([], number * PERIOD) for number in range(5, 17)]
     core, records = recorded(RobotBody(robot))
     outputs = [core.step(inputs, now) for inputs, now in turns]
