@@ -51,7 +51,8 @@ class RobotModel:
     """One robot.
 
     The torso is the link "torso"; without such a link, it is the root link. ``joints`` must list all joints that can
-    move, in the model's order, except those whose names begin with "ignore".
+    move, in the model's order, except those whose names begin with "ignore". Each of these joints needs a lower limit
+    below its upper limit in ``file``, because the limits scale the observed position.
 
     Attributes:
         file: MJCF or URDF file of the model, as an absolute path or relative to ``pybullet_data``'s folder ``mjcf``.

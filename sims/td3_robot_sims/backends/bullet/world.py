@@ -16,6 +16,8 @@ import numpy as np
 import pybullet_data
 from numpy.typing import NDArray
 
+from td3_robot.errors import ConfigError
+from td3_robot.util.text import did_you_mean
 from td3_robot_sims.backends.bullet import floor
 from td3_robot_sims.backends.bullet.c_api import pybullet
 from td3_robot_sims.backends.bullet.client import BASE, Client, Joint, Part
@@ -93,7 +95,7 @@ class World:
         self.client.configure(GRAVITY, CONTROL_PERIOD, SUBSTEPS, SOLVER_ITERATIONS, CONTACT_ERP)
         self._floor = self.client.load(str(_DATA / "plane_stadium.sdf"))
         self.client.change(self._floor, BASE, friction=FLOOR_FRICTION, restitution=0.5)
-        self._robot = self.client.load(str(_DATA / "mjcf" / model.file), _LOAD_FLAGS)
+        self._robot = self._load(model)
         if model.base_height is not None:
             self.client.place(self._robot, (0.0, 0.0, model.base_height), (0.0, 0.0, 0.0, 1.0))
         self._index_robot(model)
@@ -101,8 +103,23 @@ class World:
             self.client.hide(self._floor)  # render() draws the floor
         self._start = self.client.save()
 
+    def _load(self, model: RobotModel) -> int:
+        """Load the model's file, and return the number of its body. Raises ConfigError if that fails."""
+        file = _DATA / "mjcf" / model.file
+        if not file.is_file():
+            raise ConfigError(f"robot {model.name!r}: there is no file {str(file)!r}")
+        try:
+            return self.client.load(str(file), _LOAD_FLAGS)
+        except (RuntimeError, ValueError):
+            allowed = "allowed: a file .urdf or .xml (MJCF) with one robot"
+            raise ConfigError(f"robot {model.name!r}: PyBullet cannot load {str(file)!r}; {allowed}") from None
+
     def _index_robot(self, model: RobotModel) -> None:
-        """Find the model's joints and links, and let every joint swing freely."""
+        """Find the model's joints and links, and let every joint swing freely.
+
+        Raises:
+            ConfigError: the joints or feet of the model are not those of the file, or a joint has no limits.
+        """
         parts: dict[str, int] = {}
         driven: dict[int, Joint] = {}
         joints = self.client.joints(self._robot)
@@ -118,15 +135,25 @@ class World:
                 driven[index] = joint
         found, expected = [joint.name for joint in driven.values()], [joint for joint, _ in model.joints]
         if found != expected:
-            raise RuntimeError(f"the installed {model.file} has joints {found}; {model.name} needs {expected}")
+            raise ConfigError(f"robot {model.name!r}: joints are {expected}; {model.file!r} has the joints {found}")
+        for joint in driven.values():
+            if not joint.lower < joint.upper:
+                raise ConfigError(
+                    f"robot {model.name!r}: joint {joint.name!r} has the limits {joint.lower:g} and {joint.upper:g} in "
+                    f"{model.file!r}; each joint needs a lower limit below its upper limit"
+                )
         self.joint_ranges = [(joint.lower, joint.upper - joint.lower) for joint in driven.values()]
         self._joints = list(driven)
         first, last = driven[self._joints[0]], driven[self._joints[-1]]
         if last.velocity_at - first.velocity_at + 1 != len(driven):
-            raise RuntimeError(f"the joints of {model.file} that {model.name} drives are not consecutive")
+            raise ConfigError(f"robot {model.name!r}: its joints in {model.file!r} are not consecutive")
         self._angles = slice(first.position_at, last.position_at + 1)
         self._first_speed = first.velocity_at
         self._speeds = slice(first.velocity_at, last.velocity_at + 1)
+        for foot in model.feet:
+            if foot not in parts:
+                choice = did_you_mean(foot, parts, "allowed:")
+                raise ConfigError(f"robot {model.name!r}: {model.file!r} has no link {foot!r}; {choice}")
         self._feet = [parts[foot] for foot in model.feet]
         self._torso = parts[TORSO]
         self._torso_place = list(parts).index(TORSO)
