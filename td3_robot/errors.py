@@ -26,6 +26,9 @@ EXIT_GOOD = 0
 EXIT_CHECK_FAILED = 1
 EXIT_USAGE = 2
 
+USER_CODE = (Exception, SystemExit)
+"""What the code of a user may raise. ``sys.exit`` raises SystemExit, which is no Exception."""
+
 
 def exit_code_of(signal: int) -> int:
     """Return the exit code of a command that a signal ended: 130 for SIGINT (Ctrl-C), 143 for SIGTERM."""

@@ -11,7 +11,7 @@ import importlib
 from collections.abc import Mapping
 from typing import Any
 
-from td3_robot.errors import ConfigError
+from td3_robot.errors import USER_CODE, ConfigError
 from td3_robot.util.text import did_you_mean, one_line
 
 
@@ -81,7 +81,7 @@ class Registry:
             return functools.reduce(getattr, attribute.split("."), importlib.import_module(module))
         except ConfigError:  # from the base class of the rows
             raise
-        except Exception as error:  # the code of an installed package may raise anything
+        except USER_CODE as error:  # the code of an installed package may raise anything
             if name in self._own:
                 raise
             what = "" if isinstance(error, ImportError | AttributeError) else f"{type(error).__name__}: "

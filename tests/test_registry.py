@@ -56,6 +56,16 @@ def test_error_names_a_row_that_cannot_be_imported(monkeypatch: pytest.MonkeyPat
         Registry("toy", {}, "td3_robot.toys").load("broken")
 
 
+def test_an_exit_in_the_module_of_a_row_does_not_end_the_process(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "leaving_module.py").write_text("import sys; sys.exit(0)")
+    monkeypatch.syspath_prepend(tmp_path)
+    installed(monkeypatch, ("leaving", "leaving_module:Thing"))
+    with pytest.raises(ConfigError, match=r"^toy 'leaving' \(leaving_module:Thing\) cannot be loaded: SystemExit: 0$"):
+        Registry("toy", {}, "td3_robot.toys").load("leaving")
+
+
 def test_error_names_a_row_whose_module_fails(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "failing_module.py").write_text('raise RuntimeError("two\\nlines")')
     monkeypatch.syspath_prepend(tmp_path)

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from functools import cache
 
 from td3_robot.config.randomization import RandomizationConfig
-from td3_robot.errors import ConfigError, Td3RobotError
+from td3_robot.errors import USER_CODE, ConfigError, Td3RobotError
 from td3_robot.registry import Registry
 from td3_robot.specs import RobotSpec
 from td3_robot.util import extras
@@ -100,7 +100,7 @@ def _explained(what: str) -> Iterator[None]:
         yield
     except Td3RobotError:
         raise
-    except Exception as error:  # the user's code may raise anything
+    except USER_CODE as error:  # the user's code may raise anything
         if isinstance(error, ModuleNotFoundError) and extras.missing(error):
             raise
         raise ConfigError(f"{what} raised {exception_line(error)}") from error
@@ -126,14 +126,15 @@ def make(task: str, seed: int | None = None, randomization: RandomizationConfig 
     Raises:
         ConfigError: the task does not exist, needs a package that is not installed, has an observation space or an
             action space that its backend does not support, or does not support ``randomization``. Also raised if the
-            backend is broken: for example, its ``make`` returns no :class:`Environment`, or an environment whose
-            specification differs from that of its ``spec``.
+            backend is broken: for example, its ``make`` raises an exception, or returns no :class:`Environment`, or
+            returns an environment whose specification differs from that of its ``spec``.
     """
     backend, name = find(task)
     if randomization:
         backend.check_randomization(randomization)
-    environment = backend.make(name, seed, randomization)
     method = f"task {task!r}: make() of simulator backend {backend.kind!r}"
+    with _explained(method):
+        environment = backend.make(name, seed, randomization)
     if not isinstance(environment, Environment):
         raise ConfigError(f"{method} returned {results.shown(environment)}; it must return an Environment")
     try:

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from td3_robot.errors import ConfigError
+from td3_robot.errors import USER_CODE, ConfigError
 from td3_robot.messages import NO_NOISE
 from td3_robot.noises import FIRST_INSTALLED, LAST_INSTALLED, NOISES, Parameter
 from td3_robot.specs import Float32, UInt32, UInt64
@@ -269,11 +269,11 @@ def rehearse(kind: str, parameters: Mapping[str, float], robots: int, actions: i
         noise: Noise = NOISES.load(kind)(0, "", 0, robots, actions, **parameters)
         if type(noise).act is Noise.act:
             noise(np.zeros(robots, np.uint64), np.zeros(robots, np.uint32))
-    except Exception as error:  # the user's code may raise anything
+    except USER_CODE as error:  # the user's code may raise anything
         raise ConfigError(_explained(kind, error)) from error
 
 
-def _explained(kind: str, error: Exception) -> str:
+def _explained(kind: str, error: BaseException) -> str:
     """Describe an error of a noise in one line."""
     text = str(error) if isinstance(error, ConfigError) else exception_line(error)
     return f"exploration noise {kind!r}: {text}"
@@ -344,7 +344,7 @@ class Explorer:
                 return action
             wrong = _described(action)
             raise ConfigError(f"act() returned {wrong}; it must return float32 of shape {self._scale.shape}")
-        except Exception as error:  # the noise may be the user's code, which may raise anything
+        except USER_CODE as error:  # the noise may be the user's code, which may raise anything
             if not self.problem or self._blamed != exploration.kind:
                 self.problem, self._blamed = _explained(exploration.kind, error), exploration.kind
                 log.error("%s", self.problem, exc_info=None if isinstance(error, ConfigError) else error)

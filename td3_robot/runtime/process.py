@@ -18,7 +18,7 @@ from typing import Any
 from td3_robot.config.realtime import RealtimeConfig
 from td3_robot.config.schema import Config
 from td3_robot.core_types import Farewell
-from td3_robot.errors import EXIT_GOOD, EXIT_USAGE, ConfigError, RunFolderError, Td3RobotError, exit_code_of
+from td3_robot.errors import EXIT_GOOD, EXIT_USAGE, USER_CODE, ConfigError, RunFolderError, Td3RobotError, exit_code_of
 from td3_robot.runtime import logs, realtime
 from td3_robot.runtime.arguments import check_name, run_or_config
 from td3_robot.runtime.node import Figures, Node
@@ -75,7 +75,10 @@ def run_node(role: str, arguments: argparse.Namespace, body: Callable[[Node], No
         full = error.errno in (errno.ENOSPC, errno.EDQUOT) and error.filename != STANDARD_OUTPUT
         logs.last_words(f"{who}: {what}{_advice_for_full_disk(who, role, folder) if full else ''}")
         return 1
-    except Exception as error:
+    except USER_CODE as error:
+        if isinstance(error, SystemExit) and role == "driver":  # the program of a driver may end itself in this way
+            bus.close("crashed", in_order=False)
+            raise
         if isinstance(error, ModuleNotFoundError) and (advice := missing(error)):
             _report_failure(node, advice)
             bus.close(advice)

@@ -7,6 +7,7 @@ import importlib
 import sys
 from collections.abc import Iterator
 
+from td3_robot.errors import USER_CODE
 from td3_robot.util.text import exception_line
 
 COMPLETING = "_ARGCOMPLETE"
@@ -95,7 +96,7 @@ def import_user_module(module: str) -> str | None:
     """Import a module of the user. Return None, or the reason in one line if the import fails."""
     try:
         importlib.import_module(module)
-    except Exception as error:  # the user's code may raise anything
+    except USER_CODE as error:  # the user's code may raise anything
         where = f"; is the folder of {module!r} in PYTHONPATH?" if isinstance(error, ModuleNotFoundError) else ""
         return f"{exception_line(error)}{where}"
     return None

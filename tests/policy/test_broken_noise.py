@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -61,6 +62,13 @@ class Failing(Noise):
         raise OSError("no\ndevice")
 
 
+class Leaving(Noise):
+    NUMBER = 1010
+
+    def block(self, *_: Any) -> Any:
+        sys.exit(3)
+
+
 class FailingInit(Noise):
     NUMBER = 1005
 
@@ -109,6 +117,7 @@ DRAWING = {
         f"draw() or blocks() returned float64 of shape (1, 1, 2); it must return an array of shape (1, {BLOCK}, 2)"
     ),
     Failing: "OSError: no device",
+    Leaving: "SystemExit: 3",
     FailingInit: "RuntimeError: no licence",
 }
 """Noises that fail before they draw the first numbers, and the problem."""

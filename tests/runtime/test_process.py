@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import errno
+import sys
 from pathlib import Path
 
 import pytest
@@ -33,6 +34,26 @@ def test_the_last_line_of_a_crash_has_the_whole_error(
     first, *_, last = capsys.readouterr().err.splitlines()
     assert first == "Traceback (most recent call last):"
     assert last == "ValueError: my update fails for two reasons"
+
+
+def test_an_exit_of_the_users_code_is_a_crash(options: argparse.Namespace, capsys: pytest.CaptureFixture[str]) -> None:
+    """The supervisor must not see exit code 0: the training has not ended."""
+
+    def leave(_: Node) -> None:
+        sys.exit()
+
+    assert process.run_node("learner", options, leave) == 1
+    first, *middle, last = capsys.readouterr().err.splitlines()
+    assert (first, last) == ("Traceback (most recent call last):", "SystemExit")
+    assert any("sys.exit()" in line for line in middle)
+
+
+def test_the_program_of_a_driver_may_end_itself(options: argparse.Namespace) -> None:
+    def leave(_: Node) -> None:
+        sys.exit(7)
+
+    with pytest.raises(SystemExit, match="7"):
+        process.run_node("driver", options, leave)
 
 
 @pytest.mark.parametrize("prog", [{"prog": "td3-robot monitor"}, {}])

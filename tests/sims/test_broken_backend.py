@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +45,10 @@ class WrongResults(Backend):
         return None if name == "NoSpec" else SPEC  # type: ignore[return-value] # the mistake to test
 
     def make(self, name: str, seed: int | None, randomization: RandomizationConfig | None) -> Environment:
+        if name == "FailingMake":
+            raise FileNotFoundError("no\nmodel")
+        if name == "Leaving":
+            sys.exit()
         made: Any = {"Good": PointMass(seed, randomization), "OtherRobot": OtherRobot(seed, randomization)}
         found: Environment = made.get(name)
         return found
@@ -142,4 +147,13 @@ def test_the_error_says_what_is_wrong_with_a_specification(name: str, text: str)
 )
 def test_make_must_return_an_environment_of_the_specification(name: str, text: str) -> None:
     with pytest.raises(ConfigError, match=f"^task 'wrong:{name}': {re.escape(text)}$"):
+        tasks.make(f"wrong:{name}", 1)
+
+
+@pytest.mark.parametrize(
+    ("name", "problem"), [("FailingMake", "FileNotFoundError: no model"), ("Leaving", "SystemExit:")]
+)
+def test_the_error_names_the_exception_of_make(name: str, problem: str) -> None:
+    text = f"task 'wrong:{name}': make() of simulator backend 'wrong' raised {problem}"
+    with pytest.raises(ConfigError, match=f"^{re.escape(text)}$"):
         tasks.make(f"wrong:{name}", 1)

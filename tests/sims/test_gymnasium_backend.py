@@ -7,6 +7,7 @@ import math
 import re
 import sys
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import gymnasium
@@ -15,7 +16,8 @@ import pytest
 from gymnasium import spaces
 from td3_robot_sims import tasks
 
-from td3_robot.errors import ConfigError, NodeError
+from td3_robot.cli.main import main
+from td3_robot.errors import EXIT_USAGE, ConfigError, NodeError
 from td3_robot.specs import Channel, RobotSpec
 
 needs_box2d = pytest.mark.skipif(importlib.util.find_spec("Box2D") is None, reason="Box2D is not installed")
@@ -144,9 +146,20 @@ def test_the_error_for_a_refused_task_names_the_reason_in_one_line(task: str, te
     assert "\n" not in str(refused.value)
 
 
-@pytest.mark.parametrize("error", [ValueError, OSError, KeyError, AssertionError])
+def test_an_exit_in_the_module_of_a_task_does_not_end_the_command(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "leaving_task.py").write_text("import sys; sys.exit(0)")
+    monkeypatch.syspath_prepend(tmp_path)
+    task = "gymnasium:leaving_task:Leaving-v0"
+    assert main(["bundle", "verify", "walker2d", "--task", task]) == EXIT_USAGE
+    problem = f"task '{task}': module 'leaving_task' cannot be imported: SystemExit: 0"
+    assert capsys.readouterr().err == f"td3-robot bundle: {problem}\n"
+
+
+@pytest.mark.parametrize("error", [ValueError, OSError, KeyError, AssertionError, SystemExit])
 def test_an_exception_while_a_task_is_made_gives_one_line_of_error(
-    monkeypatch: pytest.MonkeyPatch, error: type[Exception]
+    monkeypatch: pytest.MonkeyPatch, error: type[BaseException]
 ) -> None:
     def fail(_: Asymmetric) -> None:
         raise error("no\nmotor")

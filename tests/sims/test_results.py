@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import numpy as np
@@ -45,6 +46,22 @@ def refused(environment: PointMass) -> str:
 def trace(environment: PointMass) -> Any:
     environment.reset()
     return environment.step(np.zeros(1, np.float32))
+
+
+class Leaves(Returns):
+    """An environment whose method ``result`` ends the process."""
+
+    def _reset(self) -> Float32:
+        return sys.exit(3) if self.result == "reset" else super()._reset()
+
+    def _step(self, action: Float32) -> tuple[Float32, float, bool, bool]:
+        del action
+        sys.exit("no licence")
+
+
+def test_an_exit_in_a_reset_or_a_step_is_an_error() -> None:
+    assert refused(Leaves("reset")) == "reset() called sys.exit(3); it must return, or raise an exception"
+    assert refused(Leaves("step")) == "step() called sys.exit('no licence'); it must return, or raise an exception"
 
 
 @pytest.mark.parametrize(

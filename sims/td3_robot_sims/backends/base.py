@@ -116,7 +116,7 @@ class Environment(ABC):
             seed: new seed of the random stream, at least 0; None to continue the stream.
 
         Raises:
-            NodeError: :meth:`_reset` returned something else than an observation.
+            NodeError: :meth:`_reset` returned something else than an observation, or called ``sys.exit``.
         """
         if seed is not None:
             self.random = np.random.default_rng(seed)
@@ -126,7 +126,11 @@ class Environment(ABC):
         self._terms = {}
         if self.disturbance:
             self.disturbance.begin(self.random)
-        observation = results.observation(self.task_name, self._reset(), self._observation_shape)
+        try:
+            first = self._reset()
+        except SystemExit as end:
+            raise results.ended(self.task_name, "reset", end) from end
+        observation = results.observation(self.task_name, first, self._observation_shape)
         self._observation = self.disturbance.sensed(observation) if self.disturbance else observation
         self._running = True
         return self._observation.copy()
@@ -138,7 +142,7 @@ class Environment(ABC):
             RuntimeError: no episode is running. Call reset before the first step, and after the end of an episode.
             ValueError: the action has the wrong shape, is not finite, or the sum of its squares is too large for
                 float32.
-            NodeError: :meth:`_step` did not return the fields of an :class:`Outcome`.
+            NodeError: :meth:`_step` did not return the fields of an :class:`Outcome`, or called ``sys.exit``.
         """
         if not self._running:
             raise RuntimeError(f"{self.spec.name}: no episode is running; call reset() first")
@@ -149,7 +153,10 @@ class Environment(ABC):
             raise ValueError(f"{self.spec.name}: action {action.tolist()} is not finite, or is too large")
         # Store the action without a delay: restore_state() passes it to step() again, and step() adds the delay.
         self._actions.append(action)
-        result = self._step(self.disturbance.delayed(action) if self.disturbance else action)
+        try:
+            result = self._step(self.disturbance.delayed(action) if self.disturbance else action)
+        except SystemExit as end:
+            raise results.ended(self.task_name, "step", end) from end
         values = results.fields(self.task_name, "_step", result, results.STEP)
         observation, reward, terminated, truncated = results.outcome(self.task_name, values, self._observation_shape)
         if self.disturbance:

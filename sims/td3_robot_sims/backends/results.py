@@ -23,6 +23,11 @@ _TYPES = (float, bool, bool)
 _FLAGS = (True, False)
 
 
+def ended(task: str, method: str, end: SystemExit) -> NodeError:
+    """Return the error for a method that called ``sys.exit``."""
+    return _error(task, f"{method}() called sys.exit({shown(end.code)}); it must return, or raise an exception")
+
+
 def fields(task: str, method: str, result: Any, names: Sequence[str]) -> Sequence[Any]:
     """Return the result of a method. It must be a tuple or a list with one value for each of ``names``."""
     if isinstance(result, (tuple, list)) and len(result) == len(names):

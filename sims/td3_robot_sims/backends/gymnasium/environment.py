@@ -14,7 +14,7 @@ from gymnasium.wrappers import TimeLimit
 from numpy.typing import NDArray
 
 from td3_robot.config.randomization import RandomizationConfig
-from td3_robot.errors import ConfigError
+from td3_robot.errors import USER_CODE, ConfigError
 from td3_robot.specs import Channel, Float32, RobotSpec
 from td3_robot.util import extras
 from td3_robot.util.text import exception_line
@@ -154,7 +154,7 @@ def _make(task: str, module: str, identity: str) -> gymnasium.Env[Any, Any]:
         raise ConfigError(f"task {task!r} does not exist: {_one_line(error)}") from None
     except (gymnasium.error.Error, TypeError) as error:
         raise ConfigError(f"task {task!r} cannot be made: {_one_line(error)}") from None
-    except Exception as error:  # the user's code may raise anything
+    except USER_CODE as error:  # the user's code may raise anything
         raise ConfigError(f"task {task!r} cannot be made: {exception_line(error)}") from None
 
 
