@@ -43,6 +43,8 @@ class Child:
         status: newest Status since the newest start; None before the first Status.
         deaths: times (s, ``time.monotonic``) of the deaths after which the supervisor restarted the process.
         started_at: time of the newest start (s, the supervisor's clock).
+        reported_at: time of the newest report or start (s, the supervisor's clock).
+        silent: whether the supervisor has told the user that no report comes.
     """
 
     def __init__(self, process: Process, run: RunFolder, hosts: Hosts) -> None:
@@ -52,7 +54,8 @@ class Child:
         self.process: Running | None = None
         self.incarnation = 0
         self.status: Status | None = None
-        self.started_at = 0.0
+        self.started_at = self.reported_at = 0.0
+        self.silent = False
         self.deaths: list[float] = []
         self.log: Path = run.logs / f"{process.name}.log"
         self._hosts = hosts
@@ -69,11 +72,13 @@ class Child:
         """Start the process. ``now`` is the time on the supervisor's clock, in s."""
         start = Start(self.name, self.row.module, self.row.environment, self.incarnation, self.log)
         self.process = self._hosts.start(start)
-        self.state, self.status, self.started_at = ChildState.STARTING, None, now
+        self.state, self.status = ChildState.STARTING, None
+        self.started_at = self.reported_at = now
+        self.silent = False
 
-    def report(self, status: Status) -> None:
-        """Store a report of the process and update the state."""
-        self.status = status
+    def report(self, status: Status, now: float) -> None:
+        """Store a report of the process and update the state. ``now`` is the time on the supervisor's clock, in s."""
+        self.status, self.reported_at = status, now
         if self.state is not ChildState.OVER:
             self.state = _REPORTED.get(status.state, self.state)  # other states, such as "failed", change nothing
 

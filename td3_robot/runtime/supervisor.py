@@ -33,6 +33,8 @@ READY_TIMEOUT = 300.0
 
 A learner may compile its updates first. Compiling takes about 10 s, or some minutes on a small or busy machine.
 """
+_SILENCE = 30.0
+"""Seconds without a report after which the supervisor tells the user. A process reports twice a second."""
 _STOP_STEPS = ((signal.SIGINT, 30.0), (signal.SIGTERM, 10.0), (signal.SIGKILL, float("inf")))
 """Signals for a process that must stop, in the order of sending.
 
@@ -154,6 +156,7 @@ class Supervisor:
             for child in self.children:
                 if not child.ready and self._clock - child.started_at > READY_TIMEOUT:
                     raise NodeError(f"{child.name} was not ready within {READY_TIMEOUT:g} s; see {child.log}")
+            self._look_for_silence()
             if not announced and all(child.ready for child in self.children):
                 announced = True
                 self._say(f"ready: {_names(self.children)}")
@@ -217,6 +220,20 @@ class Supervisor:
                 raise NodeError(f"{child.name} cannot run: {child.last_log_line()}", code)
             else:
                 self._restart(child, code)
+
+    def _look_for_silence(self) -> None:
+        """Tell the user if a ready process sends no reports, and when it reports again.
+
+        The process may hang in the user's code. It may also be busy, so the supervisor does not end it.
+        """
+        for child in self.children:
+            silent = child.state is ChildState.READY and self._clock - child.reported_at > _SILENCE
+            if silent and not child.silent:
+                why = "it hangs, or one call in it takes long"
+                self._say(f"{child.name} has sent no report for {_SILENCE:g} s: {why}; see {child.log}")
+            elif child.silent and child.state is ChildState.READY and not silent:
+                self._say(f"{child.name} reports again")
+            child.silent = silent
 
     def _restart(self, child: Child, code: int) -> None:
         """Restart a process that died.
@@ -308,7 +325,7 @@ class Supervisor:
             if isinstance(message, Status) and isinstance(origin, Peer):
                 for child in self.children:
                     if child.name == origin.name and child.incarnation == origin.hello.incarnation:
-                        child.report(message)
+                        child.report(message, self._clock)
 
     def _signalled(self, number: int, frame: Any) -> None:
         del frame

@@ -172,5 +172,31 @@ def test_a_ready_process_that_reports_its_failure_still_counts_as_ready(tmp_path
     run = RunFolder.create(tmp_path / "run", Config())
     child = Child(Process("sim-0", ProcessRow(module="sims")), run, Hosts(run.path))
     for state, ready in (("starting", False), ("failed", False), ("ready", True), ("failed", True)):
-        child.report(Status("sim-0", state, "", {}, {}))
+        child.report(Status("sim-0", state, "", {}, {}), 0.0)
         assert child.ready is ready
+
+
+def test_the_supervisor_names_a_process_that_sends_no_reports(tmp_path: Path) -> None:
+    run, said = RunFolder.create(tmp_path / "run", Config()), list[str]()
+    supervisor = Supervisor(run, Config(), [], said.append)
+    row = ProcessRow(module="sims")
+    child, starting = (Child(Process(name, row), run, Hosts(run.path)) for name in ("sim-0", "sim-1"))
+    supervisor.children = [child, starting]
+
+    def look(now: float) -> list[str]:
+        supervisor._clock = now
+        said.clear()
+        supervisor._look_for_silence()
+        return list(said)
+
+    child.report(status("ready"), 5.0)
+    assert look(34.0) == []
+    words = "sim-0 has sent no report for 30 s: it hangs, or one call in it takes long; see "
+    assert look(36.0) == [f"{words}{run.logs / 'sim-0.log'}"]
+    assert look(66.0) == []
+    child.report(status("ready"), 66.5)
+    assert look(67.0) == ["sim-0 reports again"]
+    assert look(68.0) == []
+    assert look(97.0) == [f"{words}{run.logs / 'sim-0.log'}"]
+    child.state = ChildState.OVER
+    assert look(98.0) == []
