@@ -103,7 +103,8 @@ def _spec(options: argparse.Namespace) -> RobotSpec | None:
     if options.like:
         return Bundle.load(find_policy(options.like)).spec
     if options.task:  # td3_robot never imports simulators statically
-        spec: RobotSpec = importlib.import_module("td3_robot_sims.tasks").spec(options.task)
+        with importlib.import_module("td3_robot_sims.quiet").stdout_to_stderr():  # a task may print text
+            spec: RobotSpec = importlib.import_module("td3_robot_sims.tasks").spec(options.task)
         return spec
     return None
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import importlib
 import logging
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 from td3_robot.bundle import Bundle
 from td3_robot.config import loading as configuration
@@ -14,6 +15,7 @@ from td3_robot.errors import EXIT_GOOD, ConfigError
 from td3_robot.learner.algorithms.table import ALGORITHMS
 from td3_robot.policies import shipped_policies
 from td3_robot.runtime.arguments import Parser
+from td3_robot.specs import RobotSpec
 from td3_robot.util import resources
 from td3_robot.util.output import print_rows
 
@@ -60,14 +62,11 @@ def _configs() -> Rows:
 
 def _tasks() -> Rows:
     """The tasks that backends can list, and patterns for the names of Gymnasium's tasks."""
-    tasks = importlib.import_module("td3_robot_sims.tasks")  # td3_robot never imports simulators statically
     rows = []
-    for name in tasks.names():
-        try:
-            spec = tasks.spec(name)
-        except ConfigError as error:
-            log.warning("%s; the task is not listed", error)
-            continue
+    # td3_robot never imports simulators statically
+    with importlib.import_module("td3_robot_sims.quiet").stdout_to_stderr():  # a backend may print text
+        specs = dict(_specs(importlib.import_module("td3_robot_sims.tasks")))
+    for name, spec in specs.items():
         sizes = str(spec.observation_size), str(spec.action_size)
         backend, colon, _ = name.partition(":")
         description = f"a task of the backend {backend}" if colon else "a walking robot in PyBullet"
@@ -79,6 +78,15 @@ def _tasks() -> Rows:
     ]
     columns = "task", "observations", "actions", "period", "description"
     return [dict(zip(columns, row, strict=True)) for row in rows]
+
+
+def _specs(tasks: Any) -> Iterator[tuple[str, RobotSpec]]:
+    """Yield the name and the specification of each task. If a task is broken, log a warning and leave it out."""
+    for name in tasks.names():
+        try:
+            yield name, tasks.spec(name)
+        except ConfigError as error:
+            log.warning("%s; the task is not listed", error)
 
 
 def _policies() -> Rows:

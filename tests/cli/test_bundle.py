@@ -228,6 +228,16 @@ def test_verify_refuses_a_policy_for_another_robot(run: Any, file: Path, tmp_pat
     assert run("verify", file, "--task", "Ant")[0] == 1
 
 
+def test_text_that_a_task_prints_is_not_part_of_the_result(
+    run: Any, file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "talking_task.py").write_text("print('engine 7')")
+    monkeypatch.syspath_prepend(tmp_path)
+    code, out, error = run("verify", file, "--json", "--task", "gymnasium:talking_task:Pendulum-v1")
+    assert (code, json.loads(out)["good"]) == (1, False)
+    assert error.startswith("engine 7\n")
+
+
 def test_error_names_the_mistake(run: Any, file: Path, tmp_path: Path) -> None:
     assert run("show", tmp_path / "missing")[0] == 2
     assert "no robot given" in run("import", file, tmp_path / "out")[2]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import msgspec
 import pytest
@@ -43,6 +44,19 @@ def test_list_tasks_of_an_installed_backend(
     monkeypatch.setitem(tasks.BACKENDS.rows, "toy", "tests.contract.point_mass:PointMassBackend")
     described = {row["task"]: row["description"] for row in rows("tasks", capsys) if row["task"].startswith("toy:")}
     assert set(described.values()) == {"a task of the backend toy"}
+
+
+def test_text_that_a_backend_prints_is_not_part_of_the_list(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    module = "print('engine 7')\nfrom tests.contract.point_mass import PointMassBackend"
+    (tmp_path / "talking_backend.py").write_text(module)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setitem(tasks.BACKENDS.rows, "talking", "talking_backend:PointMassBackend")
+    assert main(["list", "tasks", "--json"]) == 0
+    captured = capsys.readouterr()
+    assert "talking:Point" in [row["task"] for row in json.loads(captured.out)["rows"]]
+    assert captured.err == "engine 7\n"
 
 
 def test_list_policies(capsys: pytest.CaptureFixture[str]) -> None:
