@@ -82,7 +82,9 @@ def _parser() -> Parser:
     export.add_argument("--onnx", action="store_true", required=True, help="write an ONNX model")
 
     imported = commands.add_parser(
-        "import", help="convert a Stable-Baselines3 zip of TD3 or DDPG, without running code from it"
+        "import",
+        help="convert a Stable-Baselines3 zip of TD3 or DDPG, without running code from it; "
+        "the zip does not hold the statistics of VecNormalize",
     )
     imported.add_argument("zip", type=Path, metavar="ZIP", help="file of Stable-Baselines3")
     imported.add_argument("out", type=Path, metavar="OUT", help="file to write")
