@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import re
+import shutil
 import tempfile
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -50,7 +51,7 @@ def check_name(name: str) -> None:
 
 
 def export(session: Session, root: Path, name: str) -> Counter[str]:
-    """Write the dataset ``root/name``; ``root`` is Minari's MINARI_DATASETS_PATH.
+    """Write or replace the dataset ``root/name``; ``root`` is Minari's MINARI_DATASETS_PATH.
 
     A missing Step splits an episode into two parts. The metadata ``begun`` and ``end`` of the parts show this. The
     first part ends with a truncation, because the robot did not fail. Minari's own collector also truncates an
@@ -96,6 +97,8 @@ def export(session: Session, root: Path, name: str) -> Counter[str]:
                 "td3_robot": _facts(session, spec, counts),
             }
         )
+        if target.is_dir():
+            shutil.rmtree(target)
         unfinished.rename(target)
     return counts
 

@@ -8,7 +8,6 @@ import csv
 import importlib
 import itertools
 import json
-import shutil
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -50,7 +49,7 @@ class CsvTable:
     """A CSV file with a header line. ``columns`` maps the name of each column to its type."""
 
     def __init__(self, path: Path, columns: Mapping[str, str]) -> None:
-        self._file = path.open("x", newline="", encoding="utf-8")
+        self._file = path.open("w", newline="", encoding="utf-8")
         writer = csv.DictWriter(self._file, list(columns))
         writer.writeheader()
         self.add: Callable[[Row], object] = writer.writerow
@@ -138,23 +137,23 @@ def _plain(value: Any) -> Any:
 
 
 def export(session: Session, folder: Path, form: str, topics: Sequence[str]) -> Counter[str]:
-    """Write the tables. Returns the number of rows of each topic. If an error occurs, the written tables are removed.
+    """Write the tables. Returns the number of rows of each topic. If an error occurs, existing files do not change.
 
     Raises:
         SessionError: the recording is damaged, or its robots have different channels.
-        OSError: a table exists or cannot be written.
+        OSError: a table cannot be written.
     """
     names = check_one_kind(session, topics)
     counts: Counter[str] = Counter()
-    with contextlib.ExitStack() as stack:
+    # Close all tables before the first file is replaced: a full disk can make the last writes fail.
+    with contextlib.ExitStack() as outputs, contextlib.ExitStack() as opened:
         tables: dict[str, Table] = {}
         for entry, message in session.messages(topics):
             for row in rows(entry, message, names):
                 if entry.topic not in tables:
-                    path = folder / f"{entry.topic}.{form}"
-                    stack.enter_context(files.creating(path))
+                    path = outputs.enter_context(files.replacing(folder / f"{entry.topic}.{form}"))
                     tables[entry.topic] = FORMATS[form](path, _columns(row, message))
-                    stack.callback(tables[entry.topic].close)
+                    opened.callback(tables[entry.topic].close)
                 tables[entry.topic].add(row)
                 counts[entry.topic] += 1
     return counts
@@ -243,7 +242,7 @@ def _export(session: Session, options: argparse.Namespace, minari: Any) -> tuple
         _make_room([path, layout], options)
         counts, remarks = viewer_file.export(session, path, converter)
         if content := converter.layout():
-            layout.write_bytes(content)
+            files.write_atomically(layout, content)
         lines = viewer_file.summary(counts)
         for remark in remarks:
             print(printable(remark), file=sys.stderr)
@@ -289,17 +288,16 @@ def _options(arguments: Sequence[str]) -> argparse.Namespace:
 
 
 def _make_room(targets: Sequence[Path], options: argparse.Namespace) -> None:
-    """Make the folder of ``--out``, and remove existing targets.
+    """Make the folder of ``--out``.
 
     Raises:
-        UsageError: a target exists and ``--force`` is not given, or the folder cannot be made.
+        UsageError: a target is a recording to export, or contains one; or a target exists and ``--force`` is not given;
+            or the folder cannot be made.
     """
     existing = sorted(target for target in targets if target.exists())
+    recordings = [place for path in options.files for place in (path.resolve(), *path.resolve().parents)]
+    if own := [target for target in existing if target.resolve() in recordings]:
+        raise UsageError(f"{str(own[0])!r} is a recording to export, or contains one; name another --out")
     if existing and not options.force:
         raise UsageError(f"{str(existing[0])!r} exists already; to replace it, add --force; or name another --out")
-    for target in existing:
-        if target.is_dir():  # a Minari dataset
-            shutil.rmtree(target)
-        else:
-            target.unlink()
     make_folder("--out", options.out)

@@ -70,12 +70,12 @@ class Converter(ABC):
 def export(session: Session, path: Path, converter: Converter) -> tuple[Counter[str], list[str]]:
     """Write the file. Returns the number of messages of each written topic, and remarks for the user.
 
-    The remarks are those of the converter, and a list of the recorded topics that are not converted. An error leaves no
-    incomplete file.
+    The remarks are those of the converter, and a list of the recorded topics that are not converted. If an error
+    occurs, an existing file does not change.
 
     Raises:
         SessionError: the recording is damaged, or has no message to convert.
-        OSError: the file exists or cannot be written.
+        OSError: the file cannot be written.
     """
     topics = {message.NAME for message in converter.converted}
     recorded = {topic for _, _, topic in session.counts}
@@ -88,7 +88,7 @@ def export(session: Session, path: Path, converter: Converter) -> tuple[Counter[
     for _, hello in reversed(list(session.robots())):
         converter.learn(hello)
     counts: Counter[str] = Counter()
-    with files.creating(path), path.open("xb") as file:
+    with files.replacing(path) as unfinished, unfinished.open("wb") as file:
         writer = Writer(file)
         writer.start(converter.profile)
         schemas: dict[Schema, int] = {}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import resource
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -22,6 +23,13 @@ from td3_robot.transport import link as handshake
 from tests.sessions import BEGIN, entries_of
 
 Make = Callable[..., Any]
+PACKAGES = {"parquet": "pyarrow", "ros2": "rosbags", "foxglove": "foxglove", "minari": "minari"}
+"""The package that each format needs, from an extra of td3-robot."""
+
+
+def skip_without_package(form: str) -> None:
+    if package := PACKAGES.get(form):
+        pytest.importorskip(package, reason=f"needs {package}, which is not installed")
 
 
 @pytest.fixture
@@ -187,3 +195,46 @@ def test_a_hostile_topic_cannot_name_a_file_outside_the_folder(
     assert main([*command, "--topics", "step"]) == 0
     with pytest.raises(SessionError, match=r"topic '\.\./precious' is not one of"):
         open_recording(hostile).arrays("../precious")
+
+
+@pytest.mark.parametrize("form", ["ros2", "foxglove", "minari"])
+def test_export_does_not_replace_the_recording_that_it_reads(
+    form: str, recorded: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The recording has the name of an exported file, or is in the folder of an exported dataset."""
+    skip_without_package(form)
+    name = {"minari": f"{form}-v0/{form}.mcap"}.get(form, f"{form}.mcap")
+    recording = tmp_path / name
+    recording.parent.mkdir(exist_ok=True)
+    content = recorded.read_bytes()
+    recording.write_bytes(content)
+    for option in ([], ["--force"]):
+        assert main(["export", str(recording), "--out", str(tmp_path), "--format", form, *option]) == 2
+        target = tmp_path / name.partition("/")[0]
+        error = f"td3-robot export: {str(target)!r} is a recording to export, or contains one; name another --out\n"
+        assert capsys.readouterr().err == error
+        assert recording.read_bytes() == content
+
+
+@pytest.mark.parametrize(("form", "name"), [("csv", "step.csv"), ("parquet", "step.parquet"), ("ros2", "ros2.mcap")])
+def test_a_failed_export_keeps_the_files_of_an_earlier_export(
+    form: str, name: str, recorded: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A limit on the size of files acts like a full disk."""
+    skip_without_package(form)
+    out = tmp_path / "t"
+    out.mkdir()
+    (out / name).write_text("an earlier export")
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100, limits[1]))
+    try:
+        words = ["export", str(recorded), "--out", str(out), "--format", form, "--force"]
+        code = main([*words, "--topics", "step"] if form != "ros2" else words)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert code == 1
+    error = capsys.readouterr().err
+    assert error.startswith(f"td3-robot export: {out / name}: ")
+    assert "File too large" in error
+    assert error.count("\n") == 1
+    assert {path.name: path.read_text() for path in out.iterdir()} == {name: "an earlier export"}
