@@ -20,6 +20,16 @@ ON_THE_WAY_NS = 500_000_000
 waits for the last."""
 
 
+def jumped(published: int, received: int) -> bool:
+    """Whether somebody set a clock between two messages.
+
+    Args:
+        published: time between publishing the messages, in ns on the publisher's clock.
+        received: time between receiving the messages, in ns on the receiver's clock.
+    """
+    return abs(published - received) > ON_THE_WAY_NS
+
+
 @dataclass(frozen=True)
 class Entry:
     """A recorded message with its publisher and times.

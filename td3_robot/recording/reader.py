@@ -22,7 +22,7 @@ from td3_robot.core_types import ROBOT_ROLES
 from td3_robot.errors import SessionError
 from td3_robot.messages import Hello, Message, Start, Turn, Weights
 from td3_robot.recording.decoder import Decoder
-from td3_robot.recording.entries import CONFIG, METADATA, ON_THE_WAY_NS, Attachment, Entry
+from td3_robot.recording.entries import CONFIG, METADATA, ON_THE_WAY_NS, REPEATED, Attachment, Entry, jumped
 from td3_robot.recording.policies import head_of
 from td3_robot.recording.session_file import Item, SessionFile, other_protocol
 from td3_robot.util.text import one_line, printable
@@ -64,6 +64,25 @@ class _Origin:
             self._known.setdefault(entry.identity, (entry.published, path))
 
 
+class _Clocks:
+    """Counts how often somebody set the clock of each node. Needs all entries of a recording, in recorded order."""
+
+    def __init__(self) -> None:
+        self._delay: dict[tuple[str, int], int] = {}  # of the node's newest message, in ns
+        self._count: Counter[tuple[str, int]] = Counter()
+
+    def setting(self, entry: Entry) -> tuple[tuple[str, int], int]:
+        """The node of an entry, and how often somebody has set the node's clock so far.
+
+        The recorder can repeat an old message of the topics in REPEATED, so these messages show no setting.
+        """
+        if entry.topic not in REPEATED:
+            delay = entry.received - entry.published
+            self._count[entry.node] += jumped(self._delay.get(entry.node, delay), delay)
+            self._delay[entry.node] = delay
+        return entry.node, self._count[entry.node]
+
+
 class Session:
     """A recording: one file, or the parts that a recorder wrote, in any order.
 
@@ -97,10 +116,15 @@ class Session:
         self.begin = self.end = 0
         self.decode = Decoder(repr(str(self.paths[0])))
         self._file = SessionFile(self.paths[0])
-        self._delay: dict[tuple[str, int], int] = {}  # shortest time from publishing to receiving, in ns, by node
+        # Shortest time from publishing to receiving, in ns, by node and setting of the node's clock.
+        self._delay: dict[tuple[tuple[str, int], int], int] = {}
+        clocks = _Clocks()
         for item in self._items():
             if isinstance(item, Entry):
                 self._add(item)
+                if item.topic not in REPEATED:
+                    setting, delay = clocks.setting(item), item.received - item.published
+                    self._delay[setting] = min(delay, self._delay.get(setting, delay))
             elif isinstance(item, Attachment):
                 self.attachments.setdefault(item.name, item)
             elif item.name == METADATA:
@@ -113,8 +137,6 @@ class Session:
         self.begin, self.end = min(self.begin or entry.received, entry.received), max(self.end, entry.received)
         self.counts[entry.stream] += 1
         self.left_out |= (head := head_of(entry)) is not None and not head.payload
-        delay = entry.received - entry.published
-        self._delay[entry.node] = min(delay, self._delay.get(entry.node, delay))
         if entry.topic == Start.NAME:
             self.starts.setdefault(entry.node, entry)
         elif entry.topic == Turn.NAME:
@@ -151,14 +173,20 @@ class Session:
     def timed(self, topics: Collection[str] = ()) -> Iterator[Entry]:
         """Like :meth:`entries`, but in the order of publishing, and with ``received`` corrected for delays.
 
-        The correction assumes that every message of a node had the same delay as the node's fastest message.
+        The correction assumes that every message of a node had the same delay as the node's fastest message. If
+        somebody sets the clock of the node, the fastest message from then on is decisive.
         """
+        clocks = _Clocks()
         waiting: list[tuple[int, int, Entry]] = []
         newest: dict[tuple[str, int], int] = {}
-        for number, entry in enumerate(self.entries(topics)):
+        for number, entry in enumerate(self.entries()):
+            setting = clocks.setting(entry)
+            if topics and entry.topic not in topics:
+                continue
+            delay = self._delay.get(setting, entry.received - entry.published)
             earliest = entry.received - ON_THE_WAY_NS
             # The clock of a node may jump. So keep the order of its messages, and stay near the received time.
-            time = max(entry.published + self._delay[entry.node], earliest, newest.get(entry.node, earliest))
+            time = max(entry.published + delay, earliest, newest.get(entry.node, earliest))
             newest[entry.node] = time = min(time, entry.received)
             heapq.heappush(waiting, (time, number, replace(entry, received=time)))
             while waiting[0][0] < earliest:

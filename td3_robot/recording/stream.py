@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from td3_robot.recording.entries import ON_THE_WAY_NS, Entry
+from td3_robot.recording.entries import Entry, jumped
 
 
 class Stream:
@@ -29,10 +29,9 @@ class Stream:
         missing = max(0, entry.sequence - self._sequence - 1) if self.count else 0
         self.gaps += missing > 0
         self.missing += missing
-        # The publisher's clock gives the exact time between two messages. But if somebody changes this clock, the
-        # recorder's clock gives a very different time. Then use the time of the recorder's clock.
+        # The publisher's clock gives the exact time between two messages, except if somebody changes this clock.
         passed, about = entry.published - self._published, entry.received - self.last
-        passed = passed if abs(passed - about) <= ON_THE_WAY_NS else about
+        passed = about if jumped(passed, about) else passed
         self._span += passed
         self._longest = max(self._longest, passed * 1e-9)
         self._published = entry.published

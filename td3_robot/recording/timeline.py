@@ -9,7 +9,7 @@ from typing import Any
 
 from td3_robot.errors import UsageError
 from td3_robot.messages import Command, LifecycleChange, Message, Start, Step
-from td3_robot.recording.entries import ON_THE_WAY_NS, Entry
+from td3_robot.recording.entries import Entry, jumped
 from td3_robot.recording.values import robot_of
 from td3_robot.specs import Channel, RobotSpec
 from td3_robot.util.text import printable
@@ -112,7 +112,7 @@ class Timeline:
         A source sends its Steps to the recorder in groups, so only the source's clock shows the time between Steps.
         If the source's clock has changed, this method computes the offset between the two clocks again, from this Step.
         """
-        if self._offset is None or abs(entry.published + self._offset - entry.received) > ON_THE_WAY_NS:
+        if self._offset is None or jumped(entry.published + self._offset, entry.received):
             self._offset = entry.received - entry.published
         return entry.published + self._offset
 

@@ -149,6 +149,28 @@ def test_a_clock_change_does_not_reorder_the_messages_of_one_node(acted: Make, s
     assert all(0 <= was.received - now.received <= SECOND // 2 for was, now in zip(jumped, played, strict=True))
 
 
+@pytest.mark.parametrize("jump", [3600, -3600])
+def test_the_times_of_messages_stay_exact_when_somebody_sets_the_clock_of_their_node(
+    jump: int, make_step: Callable[..., Step], save: Make, spec: RobotSpec
+) -> None:
+    """40 Steps are 20 ms apart, and arrive in batches every 100 ms. Before Step 22, the clock jumps by an hour.
+
+    The last Step of a batch is published at 80 ms and received at 100 ms. So each Step plays 20 ms after its
+    publication. A recorder can repeat an old Hello, which has another delay, so this Hello changes nothing.
+    """
+    ms = SECOND // 1000
+    hello = handshake.hello("simulator", "sim-0", client=5, robots=2, spec=spec)
+    (repeated,) = entries_of([("sim-0", hello)])
+    entries = [replace(repeated, published=BEGIN - 3 * 3600 * SECOND)]
+    for n, entry in enumerate(entries_of([("sim-0", make_step(number, 2)) for number in range(40)])):
+        time, arrives = BEGIN + 20 * n * ms, BEGIN + 100 * (n // 5 + 1) * ms
+        entries.append(replace(entry, published=time + jump * SECOND * (n >= 22), received=arrives))
+    session = Session([save("jump.mcap", entries)])
+    for topics in (["step"], []):
+        times = [entry.received for entry in session.timed(topics) if entry.topic == "step"]
+        assert times == [BEGIN + 20 * (n + 1) * ms for n in range(40)]
+
+
 def test_pause_stops_the_clock() -> None:
     pause = Pause(True)
     stopped = pause.now()
