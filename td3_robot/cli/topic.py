@@ -18,7 +18,7 @@ from td3_robot.errors import EXIT_GOOD, UsageError
 from td3_robot.messages import MESSAGES, Hello, Message, Turn, wire_fields
 from td3_robot.monitor import node as monitor_node
 from td3_robot.monitor.core import Monitor
-from td3_robot.recording.entries import Entry
+from td3_robot.recording.entries import Entry, jumped
 from td3_robot.recording.values import Names, whole
 from td3_robot.runtime.arguments import Parser, integer, real, suggest
 from td3_robot.runtime.node import Node
@@ -154,11 +154,17 @@ def fields(kind: type[Message]) -> list[dict[str, str]]:
 def _measure(node: Node, options: argparse.Namespace) -> None:
     """Print the rate of each publisher every ``--every`` seconds."""
     times: dict[str, deque[int]] = {}
+    newest: dict[str, Entry] = {}
 
     def receive(entry: Entry, message: Message, names: Names) -> None:
         del message, names
         if entry.topic == options.topic and options.node in (None, entry.publisher):
-            times.setdefault(entry.publisher, deque(maxlen=options.window)).append(entry.published)
+            stamps = times.setdefault(entry.publisher, deque(maxlen=options.window))
+            last = newest.get(entry.publisher, entry)
+            if jumped(entry.published - last.published, entry.received - last.received):
+                stamps.clear()  # a clock was set, or this program stood still
+            stamps.append(entry.published)
+            newest[entry.publisher] = entry
 
     def show(monitor: Monitor) -> bool:
         del monitor

@@ -18,7 +18,7 @@ from td3_robot.errors import Td3RobotError
 from td3_robot.messages import Action, ActionOrigin, Hello, Message, Phase, Status, Step, Weights
 from td3_robot.monitor.core import Monitor
 from td3_robot.monitor.node import ACCEPTS
-from td3_robot.recording.entries import Entry
+from td3_robot.recording.entries import Entry, jumped
 from td3_robot.recording.values import Names
 from td3_robot.runtime.node import Node
 from td3_robot.runtime.run_folder import RunFolder
@@ -63,7 +63,9 @@ class Pace:
     def add(self, entry: Entry) -> None:
         last, self._last = self._last, entry
         if last and (last.stream, last.sequence + 1) == (entry.stream, entry.sequence):  # no message is missing
-            _count(self.counts, (entry.published - last.published) * 1e-6)
+            passed = entry.published - last.published
+            if not jumped(passed, entry.received - last.received):
+                _count(self.counts, passed * 1e-6)
 
 
 class Live:
@@ -86,6 +88,7 @@ class Live:
         self.newest = b"{}"
         self.viewers = 0
         self._folder, self._config = folder, config
+        self._epoch = time.time_ns() - time.monotonic_ns()  # from now on, changes of the wall clock have no effect
         self._history: deque[dict[str, Any]] = deque(maxlen=HISTORY)
         self._lock = threading.Lock()
         self._ended = threading.Event()
@@ -136,7 +139,7 @@ class Live:
         endpoints = self._endpoints()
         try:
             node.listen(MONITOR, ACCEPTS)
-            monitor = Monitor(time.time_ns() - time.monotonic_ns(), self._take)
+            monitor = Monitor(self._epoch, self._take)
             due = time.monotonic() + PERIOD
             while not self._ended.is_set():
                 if inputs := bus.receive(0.0):
@@ -219,7 +222,7 @@ class Live:
     def _publish(self, snapshot: dict[str, Any]) -> None:
         point = {name: value for name, value in snapshot.get("figures", {}).items() if name in _TRENDS}
         point["loop_ms"] = max((times["median"] for times in snapshot.get("loop_ms", {}).values()), default=None)
-        point["time"] = round(time.time(), 3)
+        point["time"] = round((self._epoch + time.monotonic_ns()) * 1e-9, 3)
         whole = {**snapshot, "point": point, "metrics": self._metrics_version()}
         with self._lock:
             self._history.append(point)

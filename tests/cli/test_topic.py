@@ -6,16 +6,21 @@ tests/process/test_topic.py runs ``echo`` as a process.
 from __future__ import annotations
 
 import json
+from argparse import Namespace
 from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
 
 from td3_robot.cli.main import main
-from td3_robot.cli.topic import quiet_line
+from td3_robot.cli.topic import _measure, quiet_line
 from td3_robot.messages import MESSAGES, MotorCommand, Step, Weights, wire_fields
+from td3_robot.monitor import node as monitor_node
 from td3_robot.recording.values import whole
 from td3_robot.topics import TOPICS
+from tests.sessions import SECOND, entries_of
 
 
 def test_list_has_every_topic(capsys: pytest.CaptureFixture[str]) -> None:
@@ -69,6 +74,24 @@ def test_a_mistake_gives_a_one_line_error(words: list[str], line: str, capsys: p
     error = capsys.readouterr().err
     assert line in error
     assert error.count("\n") == 1
+
+
+@pytest.mark.parametrize("jump", [0, 3600, -3600])
+def test_hz_measures_anew_when_somebody_sets_the_clock(
+    jump: int, make_step: Callable[..., Step], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A simulator sends 20 Steps at 50 Hz. Its clock jumps by an hour after ten Steps."""
+
+    def watch(node: object, receive: Any, show: Any, **options: object) -> None:
+        del node, options
+        for entry in entries_of([("sim-0", make_step(number)) for number in range(20)], period=SECOND // 50):
+            receive(replace(entry, published=entry.published + jump * SECOND * (entry.sequence >= 10)), None, {})
+        show(None)
+
+    monkeypatch.setattr(monitor_node, "watch", watch)
+    _measure(None, Namespace(topic="step", node=None, window=1000, json=True, every=1.0, seconds=None))
+    row = json.loads(capsys.readouterr().out)
+    assert (row["rate_hz"], row["max_ms"], row["window"]) == (50.0, 20.0, 10 if jump else 20)
 
 
 def test_a_printed_message_has_every_robot_and_every_channel(make_step: Callable[..., Step]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -36,6 +37,29 @@ def test_the_times_between_messages_follow_the_clock_of_the_node(make_step: Call
         pace.add(replace(entry, received=0))
     assert {edge: count for edge, count in zip(BINS_MS, pace.counts, strict=False) if count} == {10: 4}
     assert len(pace.counts) == len(BINS_MS) + 1
+
+
+@pytest.mark.parametrize("jump", [3600_000, -3600_000])
+def test_a_jump_of_a_nodes_clock_is_no_time_between_messages(jump: int, make_step: Callable[..., Step]) -> None:
+    """Seven Steps are 7 ms apart. The clock jumps by an hour between two of them, so five of six intervals count."""
+    pace = Pace()
+    for entry in entries_of([("sim-0", make_step(number)) for number in range(7)], period=7 * MS):
+        pace.add(replace(entry, published=entry.published + jump * MS * (entry.sequence >= 3)))
+    assert {edge: count for edge, count in zip(BINS_MS, pace.counts, strict=False) if count} == {10: 5}
+    assert pace.counts[-1] == 0
+
+
+def test_the_time_axis_of_the_page_does_not_go_back_with_the_wall_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    live = Live(None, Config())
+    for jump in (0, 7200, -7200):
+        now = time.time_ns() + jump * 10**9
+        with monkeypatch.context() as clock:
+            clock.setattr(time, "time_ns", lambda now=now: now)
+            clock.setattr(time, "time", lambda now=now: now * 1e-9)
+            live._publish({})
+    times = [point["time"] for point in json.loads(live.history())]
+    assert times == sorted(times)
+    assert times[-1] - times[0] < 3600
 
 
 def test_each_node_of_the_largest_run_keeps_its_histogram(make_step: Callable[..., Step]) -> None:
