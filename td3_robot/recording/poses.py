@@ -9,6 +9,7 @@ Frames follow REP 103: x ahead, y to the left, z up, in m.
 
 from __future__ import annotations
 
+import math
 from functools import cache
 from pathlib import Path
 from typing import NamedTuple
@@ -23,6 +24,7 @@ from td3_robot.util import files
 
 LINKS = Path(__file__).with_name("links.json")
 _LONGEST = 1 << 24  # bytes of a file
+_ROUNDED = 1e-3  # allowed error of the length of a unit vector
 _SPEED = 0.3  # s/m; the observed velocity of the torso is its velocity in m/s times this factor
 _TORSO = {name: f"torso.{name}" for name in ("height", "roll", "pitch", "velocity_x", "velocity_y")}
 _TORSO |= {"sin": "target.sin", "cos": "target.cos"}
@@ -30,7 +32,7 @@ _TORSO |= {"sin": "target.sin", "cos": "target.cos"}
 Vector = tuple[float, float, float]
 
 
-class Shape(msgspec.Struct, frozen=True):
+class Shape(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A capsule in the frame of its link: all points within a radius (m) of a line. A line of length 0 is a sphere."""
 
     begin: Vector
@@ -38,7 +40,7 @@ class Shape(msgspec.Struct, frozen=True):
     radius: float
 
 
-class Link(msgspec.Struct, frozen=True, omit_defaults=True):
+class Link(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
     """A link that a joint turns. If the joint angle is 0, the link's frame is parallel to its parent's frame.
 
     Attributes:
@@ -60,7 +62,7 @@ class Link(msgspec.Struct, frozen=True, omit_defaults=True):
     shapes: tuple[Shape, ...] = ()
 
 
-class Robot(msgspec.Struct, frozen=True):
+class Robot(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The links of a robot. The first link is the torso, or the fixed base of an arm. A parent precedes its children.
 
     Attributes:
@@ -76,6 +78,8 @@ class Robot(msgspec.Struct, frozen=True):
         for index, link in enumerate(self.links[1:], 1):
             if not 0 <= link.parent < index:
                 raise ValueError(f"link {link.name!r} has parent {link.parent}; allowed: 0 to {index - 1}")
+            if abs(math.hypot(*link.axis) - 1.0) > _ROUNDED:
+                raise ValueError(f"link {link.name!r} has axis {list(link.axis)}; allowed: vectors of length 1")
         if not any(link.shapes for link in self.links):
             raise ValueError("no link has a shape")
 
@@ -103,7 +107,9 @@ def read_links(path: str) -> None:
     """Add the robots in a file like ``links.json``. Raises a UsageError if the file is missing or malformed."""
     try:
         robots().update(msgspec.json.decode(files.read(Path(path), _LONGEST), type=dict[str, Robot]))
-    except (OSError, msgspec.DecodeError) as error:
+    except OSError as error:
+        raise UsageError(f"--links {path!r} cannot be read: {error.strerror}") from None
+    except msgspec.DecodeError as error:
         raise UsageError(f"--links {path!r}: {error}") from None
 
 

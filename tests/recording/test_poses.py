@@ -175,6 +175,10 @@ def test_a_file_of_links_gives_the_poses_of_another_robot(tmp_path: Path, monkey
         ('{"A": {"height": 1, "links": []}}', "the parent of the first link must be -1"),
         (json.dumps({"A": {**ARM, "links": [ARM["links"][0], {"name": "x", "parent": 1}]}}), "allowed: 0 to 0"),
         (json.dumps({"A": {**ARM, "links": [{"name": "torso", "parent": -1}]}}), "no link has a shape"),
+        (json.dumps({"A": ARM}).replace("origin", "orign"), "unknown field `orign`"),
+        (json.dumps({"A": ARM}).replace("radius", "radios"), "unknown field `radios`"),
+        (json.dumps({"A": ARM}).replace("[0, 1, 0]", "[0, 2, 0]"), "link 'elbow' has axis [0.0, 2.0, 0.0]; allowed: "),
+        (json.dumps({"A": ARM}).replace('"axis": [0, 1, 0],', ""), "link 'elbow' has axis [0.0, 0.0, 0.0]; allowed: "),
     ],
 )
 def test_a_malformed_file_of_links_gives_one_line_of_error(
@@ -192,6 +196,14 @@ def test_a_malformed_file_of_links_gives_one_line_of_error(
         assert f"--links {str(file)!r}: " in error
         assert problem in error
         assert error.count("\n") == 1
+
+
+def test_a_missing_file_of_links_gives_one_line_of_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = str(tmp_path / "arm.json")
+    assert main(["dashboard", "--config", "x", "--links", file]) == 2
+    assert (
+        capsys.readouterr().err == f"td3-robot dashboard: --links {file!r} cannot be read: No such file or directory\n"
+    )
 
 
 @pytest.mark.parametrize(
