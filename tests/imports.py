@@ -1,4 +1,4 @@
-"""Which modules a robot can import that has only the base installation."""
+"""The modules that a robot with only the base installation can import."""
 
 from __future__ import annotations
 

@@ -25,7 +25,8 @@ class RealtimeConfig(Section, frozen=True):
             reacts slowly. If the time is longer than the control period, the server keeps one processor busy. This
             key cannot be combined with ``priority``, because the server would block the driver.
         missed_share: the policy server and the driver log a warning if they miss more than this share of their
-            deadlines in 5 s. With 1, they never warn.
+            deadlines in 5 s. A driver also warns if it gets late Actions for more than this share of its Steps. With 1,
+            they never warn.
     """
 
     processors: tuple[Natural, ...] = ()

@@ -297,9 +297,9 @@ class SourceCore:
             self._interrupt_reset(now)
 
     def _interrupt_reset(self, now: float) -> None:
-        self._actuator.make_safe()  # the body interrupts the reset first
+        self._actuator.make_safe()  # this also ends the reset
         self._actuator.listen(now)
-        self.guard.begin()  # the old deadline of the next Action has possibly passed
+        self.guard.begin()  # the deadline from before the reset may have passed
 
     @property
     def _safe(self) -> bool:

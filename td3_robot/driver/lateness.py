@@ -17,7 +17,7 @@ class Lateness:
     Args:
         name: name of the driver.
         period: the control period in seconds.
-        allowed: the log gets a warning if there are more late Actions per Step than this number, from 0 to 1.
+        allowed: the share of late Actions per Step, from 0 to 1, above which the log gets a warning.
     """
 
     def __init__(self, name: str, period: float, allowed: float) -> None:
@@ -33,7 +33,7 @@ class Lateness:
             return
         self._began = now, steps, late
         new_steps, new_late = steps - steps_before, late - late_before
-        if new_steps and new_late > self._allowed * new_steps:  # without a Step, there was a long reset
+        if new_steps and min(1.0, new_late / new_steps) > self._allowed:  # no Steps: a long reset
             log.warning(
                 "%s: in %.0f s, %d actions for %d Steps arrived after their control period of %g ms, so the robot did "
                 "not get them; allowed: %.1f%% (realtime.missed_share)",

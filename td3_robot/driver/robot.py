@@ -89,17 +89,19 @@ class Robot(ABC):
                     self.move_to(angle)
                     yield
 
-        After each ``yield``, the driver continues this method in the next control period. Between two parts, the driver
+        After each ``yield``, the driver continues this method in the next control period. A part is the code up to the
+        next ``yield``. Between two parts, the driver
         obeys commands and signals. If the driver leaves the state ``active``, gets a Welcome or ends, it interrupts the
         reset: the ``yield`` at which the method waits raises GeneratorExit. Then the driver applies the safe action.
         The limit ``safety.hang_ms`` holds for each part and for the clean-up in ``finally``. The clean-up must not move
         the robot, and must not ``yield``.
 
-        Nothing interrupts a method without ``yield``, not even an emergency stop.
+        Nothing interrupts a reset without ``yield``, not even an emergency stop.
 
-        The driver applies the safe action before it calls this method. If the reset lasts longer than
-        ``safety.reset_timeout_ms``, the policy server goes to FAULT if ``safety.observation_deadline_ms`` is set. The
-        driver interrupts a reset with ``yield`` and goes to FAULT if ``safety.action_deadline_ms`` is set.
+        The driver applies the safe action before it calls this method. A reset that lasts longer than
+        ``safety.reset_timeout_ms`` has these consequences: with ``safety.observation_deadline_ms``, the policy server
+        goes to FAULT; with ``safety.action_deadline_ms``, the driver interrupts a reset with ``yield``, and goes to
+        FAULT.
         """
 
     def stop(self) -> None:  # noqa: B027
@@ -197,7 +199,7 @@ class RobotBody(Body):
         return 0
 
     def _continue_reset(self) -> bool:
-        """Begin a reset, or make its next part. Return whether the reset has ended without a problem."""
+        """Begin a reset, or run its next part. Return whether the reset has ended without a problem."""
 
         def begin() -> Iterator[Any]:
             result = self._robot.reset()
@@ -281,5 +283,5 @@ class RobotBody(Body):
 
 
 def _ends(parts: Iterator[Any]) -> bool:
-    """Make the next part of a reset. Return whether it was the last."""
+    """Run the next part of a reset. Return whether it was the last."""
     return next(parts, _END) is _END

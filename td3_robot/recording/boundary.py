@@ -9,8 +9,8 @@ policy, or the replayed learner computes the policy again.
 Start           construction arguments, and state restored from disk; the node records one Start
 Turn            the inputs and the time of one call of ``step``
 RobotReport     what a driver's core learns from the robot, besides the content of Steps: the robot's problem, the
-                reason for an emergency stop, and whether no episode could begin, because a reset continues or the
-                robot gave no valid first observation
+                reason for an emergency stop, and why no episode began: the reset continues, or the robot gave no
+                valid first observation
 MotorCommand    the action that the robot's motors get: an output of a driver's core
 Latches         a new ``safety_state`` of a policy server's core; the server's state file also holds it
 LifecycleChange the new state of a policy server, of a robot, or of the server's watch over a robot; the server records

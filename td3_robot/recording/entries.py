@@ -21,11 +21,13 @@ waits for the last."""
 
 
 def jumped(published: int, received: int) -> bool:
-    """Whether somebody set a clock between two messages.
+    """Whether two measurements of the same time, in ns, differ too much.
+
+    The reason is a clock that somebody set, or a program that stood still.
 
     Args:
-        published: time between publishing the messages, in ns on the publisher's clock.
-        received: time between receiving the messages, in ns on the receiver's clock.
+        published: the time on the publisher's clock.
+        received: the time on the receiver's clock.
     """
     return abs(published - received) > ON_THE_WAY_NS
 

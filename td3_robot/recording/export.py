@@ -137,7 +137,7 @@ def _plain(value: Any) -> Any:
 
 
 def export(session: Session, folder: Path, form: str, topics: Sequence[str]) -> Counter[str]:
-    """Write the tables. Returns the number of rows of each topic. If an error occurs, existing files do not change.
+    """Write the tables. Returns the number of rows of each topic. If writing a table fails, no existing file changes.
 
     Raises:
         SessionError: the recording is damaged, or its robots have different channels.
@@ -231,7 +231,7 @@ def _export(session: Session, options: argparse.Namespace, minari: Any) -> tuple
     if minari:
         name = options.dataset or minari.name_of(session.paths[0])
         minari.check_name(name)
-        _make_room([out / name], options)
+        _prepare_folder([out / name], options)
         counts = minari.export(session, out, name)
         lines = [f"{out / name}: {minari.summary(counts)}"]
     elif options.format in _VIEWERS:
@@ -239,7 +239,7 @@ def _export(session: Session, options: argparse.Namespace, minari: Any) -> tuple
         converter = module.Converter()
         path = out / f"{options.format}.mcap"
         layout = out / f"{options.format}_layout.json"
-        _make_room([path, layout], options)
+        _prepare_folder([path, layout], options)
         counts, remarks = viewer_file.export(session, path, converter)
         if content := converter.layout():
             files.write_atomically(layout, content)
@@ -251,7 +251,7 @@ def _export(session: Session, options: argparse.Namespace, minari: Any) -> tuple
         if unknown := sorted(set(topics) - MESSAGES.keys()):  # a hostile topic could name a file outside the folder
             what = f"holds the topic {unknown[0]!r}, which this version does not know"
             raise SessionError(f"{str(session.paths[0])!r} {what}; select others with --topics")
-        _make_room([out / f"{topic}.{options.format}" for topic in topics], options)
+        _prepare_folder([out / f"{topic}.{options.format}" for topic in topics], options)
         counts = export(session, out, options.format, options.topics)
         lines = [f"{out / topic}.{options.format}: {count} rows" for topic, count in counts.items()]
     return counts, lines
@@ -287,8 +287,8 @@ def _options(arguments: Sequence[str]) -> argparse.Namespace:
     return options
 
 
-def _make_room(targets: Sequence[Path], options: argparse.Namespace) -> None:
-    """Make the folder of ``--out``.
+def _prepare_folder(targets: Sequence[Path], options: argparse.Namespace) -> None:
+    """Check the targets, and make the folder of ``--out``.
 
     Raises:
         UsageError: a target is a recording to export, or contains one; or a target exists and ``--force`` is not given;

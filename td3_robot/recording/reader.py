@@ -173,8 +173,8 @@ class Session:
     def timed(self, topics: Collection[str] = ()) -> Iterator[Entry]:
         """Like :meth:`entries`, but in the order of publishing, and with ``received`` corrected for delays.
 
-        The correction assumes that every message of a node had the same delay as the node's fastest message. If
-        somebody sets the clock of the node, the fastest message from then on is decisive.
+        The correction assumes that every message of a node had the same delay as the node's fastest message. After
+        a jump of the node's clock, the correction uses the fastest message after the jump.
         """
         clocks = _Clocks()
         waiting: list[tuple[int, int, Entry]] = []

@@ -229,7 +229,7 @@ class Supervisor:
         for child in self.children:
             silent = child.state is ChildState.READY and self._clock - child.reported_at > _SILENCE
             if silent and not child.silent:
-                why = "it hangs, or one call in it takes long"
+                why = "it hangs, or is in a long call"
                 self._say(f"{child.name} has sent no report for {_SILENCE:g} s: {why}; see {child.log}")
             elif child.silent and child.state is ChildState.READY and not silent:
                 self._say(f"{child.name} reports again")

@@ -46,8 +46,9 @@ class SafetyConfig(Section, frozen=True):
         frozen_ms: no policy answers an observation that has stayed the same, bit for bit, for longer than this time.
         observation_deadline_ms: the policy server's watchdog: FAULT after this time without a valid observation.
         reset_timeout_ms: the longest allowed time for ``reset()`` of a robot. Between the last Step of an episode and
-            the first Step of the next episode, this time replaces ``observation_deadline_ms``. The default is 30 s. A
-            driver with ``action_deadline_ms`` interrupts a longer ``reset()`` with ``yield``: FAULT.
+            the first Step of the next episode, this time replaces ``observation_deadline_ms``. The default is 30 s. If
+            a ``reset()`` that contains ``yield`` lasts longer, a driver with ``action_deadline_ms`` interrupts it and
+            goes to FAULT.
         action_deadline_ms: the driver's watchdog: FAULT after this time without an Action.
         hang_ms: the longest allowed time for ``observe()`` of a robot. The same limit holds for ``apply()``, for
             ``phase()`` and ``reward()`` together, and for each part of a ``reset()`` with ``yield``. If a call takes

@@ -109,10 +109,10 @@ def test_a_command_in_the_turn_of_a_part_prevents_the_part(make_core: Make, robo
         [WELCOME, operator("activate")],
     ],
 )
-def test_a_stop_that_ends_in_the_same_turn_interrupts_the_reset(
+def test_a_cause_that_ends_in_the_same_turn_still_interrupts_the_reset(
     make_core: Make, robot: Homing, inputs: list[Input]
 ) -> None:
-    """A long part can collect such messages. The robot begins a new reset, from its safe action."""
+    """All these messages can arrive during one long part. The robot begins a new reset, from its safe action."""
     core = make_core(welcomed=False)
     begin(core, robot)
     turn(core, 3)
@@ -120,7 +120,7 @@ def test_a_stop_that_ends_in_the_same_turn_interrupts_the_reset(
     assert robot.events == ["command", "part 0", "part 1", "interrupted", "command", "part 0"]
 
 
-def test_a_silent_server_that_has_not_welcomed_the_driver_interrupts_the_reset(make_core: Make, robot: Homing) -> None:
+def test_a_server_that_falls_silent_after_a_heartbeat_interrupts_the_reset(make_core: Make, robot: Homing) -> None:
     """The server sends the Heartbeat while it checks whether another driver is alive. Then it is silent for 0.5 s."""
     core = make_core(welcomed=False)
     begin(core, robot)

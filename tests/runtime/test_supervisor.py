@@ -191,7 +191,7 @@ def test_the_supervisor_names_a_process_that_sends_no_reports(tmp_path: Path) ->
 
     child.report(status("ready"), 5.0)
     assert look(34.0) == []
-    words = "sim-0 has sent no report for 30 s: it hangs, or one call in it takes long; see "
+    words = "sim-0 has sent no report for 30 s: it hangs, or is in a long call; see "
     assert look(36.0) == [f"{words}{run.logs / 'sim-0.log'}"]
     assert look(66.0) == []
     child.report(status("ready"), 66.5)

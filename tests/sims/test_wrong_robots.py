@@ -13,7 +13,8 @@ from td3_robot_sims.backends.bullet.world import World
 from td3_robot.errors import ConfigError
 from tests.contract.test_simulator_backends import TWO_LEGS
 
-HIP, FOOT = ("left_hip", 50.0), ("right_hip", 50.0)
+JOINTS = "its RobotModel has the joints {}; {{file}} has {{joints}}; both lists must be equal"
+LEFT, RIGHT = ("left_hip", 50.0), ("right_hip", 50.0)
 
 
 def limits(text: str, new: str) -> str:
@@ -25,9 +26,9 @@ def limits(text: str, new: str) -> str:
 @pytest.mark.parametrize(
     ("change", "text"),
     [
-        ({"file": "/nowhere/dog.urdf"}, "there is no file '/nowhere/dog.urdf'"),
-        ({"joints": (HIP, ("knee", 1.0))}, "joints are ['left_hip', 'knee']; {file} has the joints {joints}"),
-        ({"joints": (FOOT, HIP)}, "joints are ['right_hip', 'left_hip']; {file} has the joints {joints}"),
+        ({"file": "/nowhere/dog.urdf"}, "there is no file '/nowhere/dog.urdf'; allowed: a file .urdf or .xml"),
+        ({"joints": (LEFT, ("knee", 1.0))}, JOINTS.format("['left_hip', 'knee']")),
+        ({"joints": (RIGHT, LEFT)}, JOINTS.format("['right_hip', 'left_hip']")),
         ({"feet": ("left_leg", "rihgt_leg")}, "{file} has no link 'rihgt_leg'; did you mean 'right_leg'?"),
     ],
 )

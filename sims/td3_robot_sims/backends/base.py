@@ -116,7 +116,7 @@ class Environment(ABC):
             seed: new seed of the random stream, at least 0; None to continue the stream.
 
         Raises:
-            NodeError: :meth:`_reset` returned something else than an observation, or called ``sys.exit``.
+            NodeError: :meth:`_reset` returned something other than an observation, or called ``sys.exit``.
         """
         if seed is not None:
             self.random = np.random.default_rng(seed)

@@ -107,7 +107,7 @@ class World:
         """Load the model's file, and return the number of its body. Raises ConfigError if that fails."""
         file = _DATA / "mjcf" / model.file
         if not file.is_file():
-            raise ConfigError(f"robot {model.name!r}: there is no file {str(file)!r}")
+            raise ConfigError(f"robot {model.name!r}: there is no file {str(file)!r}; allowed: a file .urdf or .xml")
         try:
             return self.client.load(str(file), _LOAD_FLAGS)
         except (RuntimeError, ValueError):
@@ -118,7 +118,8 @@ class World:
         """Find the model's joints and links, and let every joint swing freely.
 
         Raises:
-            ConfigError: the joints or feet of the model are not those of the file, or a joint has no limits.
+            ConfigError: the joints or feet of the model are not those of the file, the joints are not consecutive, or a
+                joint has no lower limit below its upper limit.
         """
         parts: dict[str, int] = {}
         driven: dict[int, Joint] = {}
@@ -135,7 +136,10 @@ class World:
                 driven[index] = joint
         found, expected = [joint.name for joint in driven.values()], [joint for joint, _ in model.joints]
         if found != expected:
-            raise ConfigError(f"robot {model.name!r}: joints are {expected}; {model.file!r} has the joints {found}")
+            raise ConfigError(
+                f"robot {model.name!r}: its RobotModel has the joints {expected}; {model.file!r} has {found}; "
+                "both lists must be equal"
+            )
         for joint in driven.values():
             if not joint.lower < joint.upper:
                 raise ConfigError(
