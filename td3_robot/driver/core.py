@@ -100,7 +100,7 @@ class SourceCore:
         # Whether the policy server has answered a Step or sent an ``activate`` since its Welcome. If an emergency stop
         # is in force, the server sends the stop before its first answer. An ``activate`` is the decision of a person.
         self._cleared = False
-        self._reset_began = 0.0  # time (s) of the first part of the running reset
+        self._reset_began = 0.0  # if a reset is running: the time (s) of its first part
         self._links = ("policy", "learner") if learner else ("policy",)
         self._allowance = Allowance(waits=learner and not driver, lockstep=lockstep)
         self._exchange = Exchange()
@@ -268,8 +268,8 @@ class SourceCore:
         applied, origin = self._applied()
         if not body.resetting:
             self._reset_began = now
-        if not actuator.made_safe and not body.resetting and (body.phase >= Phase.TERMINATED).all():
-            actuator.make_safe()  # the policy's last action must not apply during the reset that may begin now
+            if not actuator.made_safe and (body.phase >= Phase.TERMINATED).all():
+                actuator.make_safe()  # the policy's last action must not apply during the reset that may begin now
         stepped = body.step(applied, may_reset=self._may_reset)
         if self.pacing and (missed := self.pacing.stepped(now)):
             self.counters["overruns"] += missed

@@ -90,18 +90,17 @@ class Robot(ABC):
                     yield
 
         After each ``yield``, the driver continues this method in the next control period. A part is the code up to the
-        next ``yield``. Between two parts, the driver
-        obeys commands and signals. If the driver leaves the state ``active``, gets a Welcome or ends, it interrupts the
-        reset: the ``yield`` at which the method waits raises GeneratorExit. Then the driver applies the safe action.
-        The limit ``safety.hang_ms`` holds for each part and for the clean-up in ``finally``. The clean-up must not move
-        the robot, and must not ``yield``.
+        next ``yield``. Between two parts, the driver obeys commands and signals. If the driver leaves the state
+        ``active``, gets a Welcome or ends, it interrupts the reset: the current ``yield`` raises GeneratorExit. Then
+        the driver applies the safe action. The limit ``safety.hang_ms`` holds for each part, and for the clean-up in
+        ``finally``. The clean-up must not move the robot, and must not ``yield``.
 
         Nothing interrupts a reset without ``yield``, not even an emergency stop.
 
-        The driver applies the safe action before it calls this method. A reset that lasts longer than
-        ``safety.reset_timeout_ms`` has these consequences: with ``safety.observation_deadline_ms``, the policy server
-        goes to FAULT; with ``safety.action_deadline_ms``, the driver interrupts a reset with ``yield``, and goes to
-        FAULT.
+        The driver applies the safe action before it calls this method. If a reset lasts longer than
+        ``safety.reset_timeout_ms``, the policy server goes to FAULT, provided ``safety.observation_deadline_ms`` is
+        set. The driver interrupts a reset with ``yield`` after the same time and goes to FAULT, provided
+        ``safety.action_deadline_ms`` is set.
         """
 
     def stop(self) -> None:  # noqa: B027

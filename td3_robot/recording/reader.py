@@ -74,7 +74,7 @@ class _Clocks:
     def setting(self, entry: Entry) -> tuple[tuple[str, int], int]:
         """The node of an entry, and how often somebody has set the node's clock so far.
 
-        The recorder can repeat an old message of the topics in REPEATED, so these messages show no setting.
+        The recorder can repeat an old message of the topics in REPEATED, so these messages do not show a jump.
         """
         if entry.topic not in REPEATED:
             delay = entry.received - entry.published

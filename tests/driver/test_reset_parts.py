@@ -16,13 +16,14 @@ from td3_robot.driver.guard import Guard
 from td3_robot.driver.hang import EXIT_HUNG, HangWatch
 from td3_robot.driver.pacing import RealTime
 from td3_robot.driver.robot import EmergencyStop, RobotBody
-from td3_robot.messages import Heartbeat, Message, MotorCommand, Phase, RobotReport, Step, Welcome
+from td3_robot.messages import Heartbeat, MotorCommand, Phase, RobotReport, Step, Welcome
 from td3_robot.recording.boundary import RecordedBody, RecordedCore
 from td3_robot.replay.driver import ReplayedBody
 from td3_robot.safety.limits import SafetyConfig
 from td3_robot.specs import RobotSpec
 from td3_robot.transport import codec
 from tests.driver.toy import PERIOD, SAFE, Homing, Make, action, operator, states
+from tests.recording.records import Records
 
 WELCOME: Input = ("policy", Welcome(1, "policy", 5))
 PARTS = [f"part {number}" for number in range(10)]
@@ -307,21 +308,6 @@ def test_a_part_or_a_cleanup_that_hangs_ends_the_driver(
     assert body.step(body.commanded) is None
     body.command(body.commanded)
     assert codes == [EXIT_HUNG]
-
-
-class Records:
-    """Keeps what a driver records."""
-
-    def __init__(self) -> None:
-        self.messages: list[Message] = []
-
-    def record_turn(self, now: float, inputs: Sequence[Input]) -> None:
-        """The test makes the turns of the replay itself."""
-
-    def send(self, to: object, message: Message) -> bool:
-        del to
-        self.messages.append(message)
-        return True
 
 
 def recorded(body: Any) -> tuple[RecordedCore, Records]:

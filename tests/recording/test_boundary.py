@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from td3_robot.bundle import Bundle
-from td3_robot.core_types import Input, Origin, Peer
+from td3_robot.core_types import Input, Peer
 from td3_robot.driver.core import SourceCore
 from td3_robot.driver.guard import Guard
 from td3_robot.driver.pacing import RealTime
@@ -18,7 +18,6 @@ from td3_robot.messages import (
     Action,
     Latches,
     LifecycleChange,
-    Message,
     MotorCommand,
     RobotReport,
     Step,
@@ -30,31 +29,11 @@ from td3_robot.recording.boundary import PolicyObserver, RecordedBody, RecordedC
 from td3_robot.safety.limits import SafetyConfig
 from td3_robot.safety.state import SafetyState
 from td3_robot.specs import Float32, RobotSpec
-from td3_robot.topics import RECORDER
-from td3_robot.transport import turns
 from td3_robot.transport.link import hello
 from tests.policy.served_robot import command, leg
+from tests.recording.records import Records
 
 SAFE = SafetyConfig(observation_deadline_ms=100)
-
-
-class Records:
-    """A sink that keeps the messages that it receives."""
-
-    def __init__(self) -> None:
-        self.messages: list[Message] = []
-
-    def record_turn(self, now: float, inputs: Sequence[Input]) -> None:
-        self.messages.append(turns.turn(now, inputs))
-
-    def send(self, to: Origin, message: Message) -> bool:
-        assert to == RECORDER
-        self.messages.append(message)
-        return True
-
-    def take(self, *kinds: type[Message]) -> list[Any]:
-        taken, self.messages = self.messages, []
-        return [message for message in taken if isinstance(message, kinds)]
 
 
 @pytest.fixture
