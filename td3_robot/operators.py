@@ -163,7 +163,7 @@ class Operator:
         index = arguments.whole("index", index, 0, 2**32 - 1)
         connection = ExitStack()
         try:
-            bus = connection.enter_context(self._connection(f"operator-{os.getpid()}-{secrets.token_hex(4)}"))
+            bus = connection.enter_context(self._connection())
             command = replace(make_command("takeover", robot, reason), robot=index)
             return Takeover(connection, bus, command, self._ask_over)
         except BaseException:
@@ -172,7 +172,7 @@ class Operator:
 
     def watch(self) -> Iterator[LifecycleChange | Watching]:
         """Yield each change of a state, and each loss and return of the connection. The iterator never ends."""
-        with self._connection(f"operator-{os.getpid()}") as bus:
+        with self._connection() as bus:
             begin, sees, saw = time.monotonic(), None, False
             while True:
                 yield from (message for _, message in bus.receive(0.05) if isinstance(message, LifecycleChange))
@@ -187,7 +187,7 @@ class Operator:
 
     def ask(self, command: Command) -> Reply:
         """Send any Command and return its Reply."""
-        with self._connection(f"operator-{os.getpid()}") as bus:
+        with self._connection() as bus:
             return self._ask_over(bus, command)
 
     def _ask_over(self, bus: Bus, command: Command) -> Reply:
@@ -211,9 +211,11 @@ class Operator:
         raise CommandError(f"no answer from {silent}{what}")
 
     @contextmanager
-    def _connection(self, name: str) -> Iterator[Bus]:
+    def _connection(self) -> Iterator[Bus]:
+        """Connect with a new name: the server possibly still knows this process's last connection, which has ended."""
         bus = Bus(keys=self._keys)
         try:
+            name = f"operator-{os.getpid()}-{secrets.token_hex(4)}"
             introduction = hello("operator", name, client=secrets.randbits(63))
             bus.connect(self._endpoint, ClientLink("policy", introduction, (Reply, LifecycleChange)))
             yield bus

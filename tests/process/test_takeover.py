@@ -21,6 +21,7 @@ import pytest
 import td3_robot as tr
 from td3_robot.cli.main import main
 from td3_robot.messages import ActionOrigin, Phase, Step, Teleop
+from td3_robot.operators import Watching
 from td3_robot.recording import info
 from td3_robot.recording.reader import Session
 from td3_robot.recording.values import whole
@@ -76,6 +77,17 @@ def configure(robot: Recorded) -> None:
     """Set an operator's deadline of 3 s. The default is 200 ms, but a busy machine can delay an operator's actions."""
     robot.configure(**PATIENT)
     robot.add("robot", policy={"operator_deadline_ms": 3000})
+
+
+def test_a_process_can_watch_a_server_and_command_it_at_the_same_time(robot: Recorded) -> None:
+    """Each connection of a process has its own name: the server refuses a name that another client uses."""
+    robot.configure()
+    robot.serve()
+    operator = tr.connect(f"ipc://{robot.folder}/policy", timeout=60)
+    watching = operator.watch()
+    assert next(watching) is Watching.BEGUN
+    assert operator.freeze().detail["frozen"]
+    watching.close()
 
 
 def test_a_takeover_works_with_real_processes(robot: Recorded, capsys: Any) -> None:
