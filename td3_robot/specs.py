@@ -64,7 +64,7 @@ class RobotSpec:
         problem = self._problem("observation", self.observations) or self._problem("action", self.actions)
         period = self.control_period
         if not isinstance(period, (int, float, np.number)) or not (np.isfinite(period) and period > 0):
-            problem = f"control_period is {period!s:.40}; it must be finite and above 0 s"
+            problem = f"control_period is {period!r:.40}; it must be a finite number above 0 s"
         if problem:
             raise ConfigError(f"robot {self.name}: {problem}")
 

@@ -236,7 +236,7 @@ def test_wrong_exploration_is_refused(make_bundle: Make, exploration: Any) -> No
 @pytest.mark.parametrize(
     ("change", "text"),
     [
-        ({"control_period": 0}, "control_period is 0.0; it must be finite and above 0 s"),
+        ({"control_period": 0}, "control_period is 0.0; it must be a finite number above 0 s"),
         ({"control_period": 10**400}, "damaged policy bundle"),
         ({"control_period": "soon"}, "damaged policy bundle"),
         ({"observations": []}, "it has no observation channel"),
