@@ -104,6 +104,12 @@ def test_blocked_stderr_delays_neither_safety_nor_shutdown(robot: Robot, full: i
     assert robot.operator("reset").returncode == 0
     assert robot.operator("activate").returncode == 0
     begin = robot.wait_for(POLICY, safe)
+    # The server writes the state file a little later than it answers the reset.
+    state = robot.folder / "policy.safetensors.state"
+    robot.wait(
+        "the reset in the state file",
+        lambda: (kept := json.loads(state.read_text())) and not (kept["stop"] or kept["held"]),
+    )
     server.kill()
     _, waited = until_safe(robot, begin)
     assert waited <= PERIODS + 1

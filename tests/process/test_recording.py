@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 import signal
 import time
 from collections.abc import Callable
@@ -169,11 +170,14 @@ def test_ring_recording_is_written_when_a_simulator_is_killed(train: Any, tmp_pa
     run.wait_for("^sim-0 was killed by SIGKILL; starting it again$")
     file = tmp_path / "run" / "session.mcap"
     log = tmp_path / "run" / "logs" / "recorder.log"
-    run.until("the recording", lambda: "sim-0: " in log.read_text() and file.exists())
+    run.until("the recording", lambda: " sim-0: " in log.read_text())
     run.wait_for_more_steps(1000)  # sim-0 is back
     run.interrupt()
     assert run.finish() == 130, run.output()
-    assert list(file.parent.glob("session*.mcap")) == [file]  # Ctrl-C does not write the ring to another file
+    # Only a lost or silent node writes a file, Ctrl-C does not. On a busy machine, other nodes can be silent, too.
+    written = re.findall(r"wrote the last 60 s to run/(\S+): ([\w-]+): (?:silent for|replaced by)", log.read_text())
+    assert sorted(item.name for item in file.parent.glob("session*.mcap")) == sorted(name for name, _ in written)
+    file = file.with_name(next(name for name, node in written if node == "sim-0"))
     assert examine(file)["damages"] == []
     steps = [m for _, m in Session([file]).messages((Step.NAME,)) if isinstance(m, Step)]
     assert {step.incarnation for step in steps} >= {0}  # Steps of the killed simulator
