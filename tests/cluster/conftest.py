@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import functools
 import json
 import os
@@ -34,6 +35,13 @@ SMALL = (
 # Processor cores of each host. The first host is the head. The learner gets a host with 4 cores, so it never runs on
 # the head.
 CORES = ("2", "4", "4")
+# On a busy machine, Ray's own time limits end healthy hosts. Ray notices a killed host without them, because its
+# connections close.
+PATIENCE = {
+    "RAY_agent_register_timeout_ms": "300000",
+    "RAY_health_check_timeout_ms": "300000",
+    "RAY_worker_register_timeout_seconds": "300",
+}
 
 
 class Cluster:
@@ -52,18 +60,27 @@ class Cluster:
         assert self._process.stdin
         assert self._process.stdout
         self._orders, self._answers = self._process.stdin, self._process.stdout
-        facts: dict[str, Any] = json.loads(self._answers.readline())
+        begun = self._answers.readline()
+        if not begun:
+            self.close()
+            raise AssertionError(f"the cluster did not start:\n{self._log.read_text()}")
+        facts: dict[str, Any] = json.loads(begun)
         self.address, self._nodes = str(facts["address"]), list(facts["nodes"])
 
     def _start(self, *arguments: str, **variables: str) -> subprocess.Popen[str]:
-        return subprocess.Popen(
-            [sys.executable, *arguments],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            env={**os.environ, **self.environment, **variables},
-            text=True,
-        )
+        with self._log.open("w") as log:
+            return subprocess.Popen(
+                [sys.executable, *arguments],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                env={**os.environ, **PATIENCE, **self.environment, **variables},
+                text=True,
+            )
+
+    @property
+    def _log(self) -> Path:
+        return self.folder / "cluster.log"
 
     def kill(self, number: int) -> None:
         """Kill Ray's processes on a host. The training's processes there notice this, and end soon after."""
@@ -151,7 +168,9 @@ class Head(Cluster):
         assert self._process.stdout
         self._answers = self._process.stdout
         line = next((line for line in self._answers if "Ray runtime started" in line), "")
-        assert line, "ray start --head failed"
+        if not line:
+            self.close()
+            raise AssertionError(f"ray start --head failed:\n{self._log.read_text()}")
 
     def close(self) -> None:
         for process in self._all():
@@ -171,12 +190,19 @@ def free_address() -> str:
 
 
 @pytest.fixture
-def folder() -> Iterator[Path]:
-    """A folder for the files of a cluster. Below tmp_path, the paths of Ray's sockets would be too long."""
+def folder(request: pytest.FixtureRequest) -> Iterator[Path]:
+    """A folder for the files of a cluster. Below tmp_path, the paths of Ray's sockets would be too long.
+
+    Slow tests have a training in the cluster. They wait for each other, also in different workers of pytest: several
+    trainings at once need too many cores.
+    """
     pytest.importorskip("ray")
-    made = Path(tempfile.mkdtemp(prefix="ray", dir="/tmp"))
-    yield made
-    shutil.rmtree(made, ignore_errors=True)
+    with Path(__file__).open() as lock:
+        if request.node.get_closest_marker("slow"):
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        made = Path(tempfile.mkdtemp(prefix="ray", dir="/tmp"))
+        yield made
+        shutil.rmtree(made, ignore_errors=True)
 
 
 @pytest.fixture

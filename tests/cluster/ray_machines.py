@@ -52,7 +52,7 @@ def main() -> None:
 
     def add(cores: str) -> str:
         with hidden(hide) if hide and nodes else contextlib.nullcontext():
-            nodes.append(cluster.add_node(num_cpus=int(cores), include_dashboard=False))
+            nodes.append(cluster.add_node(num_cpus=int(cores), include_dashboard=False, wait=False))
         cluster.wait_for_nodes(timeout=300)
         return str(nodes[-1].node_id)
 
