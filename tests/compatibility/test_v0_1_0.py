@@ -96,7 +96,12 @@ def same_policy(path: Path, expected: Path) -> bool:
 
 @pytest.mark.parametrize(
     ("name", "steps", "updates", "end"),
-    [("lockstep", 400, 300, 600), ("walkers", 302, 242, 500), ("free", 200, 140, 300), ("killed", 170, 9, 190)],
+    [
+        pytest.param("lockstep", 400, 300, 600, marks=pytest.mark.slow),
+        pytest.param("walkers", 302, 242, 500, marks=pytest.mark.slow),
+        ("free", 200, 140, 300),
+        ("killed", 170, 9, 190),
+    ],
 )
 def test_run_is_resumed(name: str, steps: int, updates: int, end: int, frozen: Path, command: Start) -> None:
     """A run continues from its checkpoint. The run ``killed`` also has 20 newer steps in its journal.
@@ -185,6 +190,7 @@ def test_parts_form_one_recording_and_other_recordings_are_refused(frozen: Path,
     assert "come from different recordings" in refused.output()
 
 
+@pytest.mark.slow
 def test_training_starts_from_a_recording(frozen: Path, command: Start) -> None:
     sets = ("network.hidden=[8]", "learner.batch_size=16", "learner.learning_starts=20", "learner.compile=false")
     options = [word for item in (*sets, "evaluation.every=0") for word in ("--set", item)]

@@ -8,6 +8,8 @@ import sys
 import zipfile
 from pathlib import Path
 
+import pytest
+
 from tests.process.conftest import ROOT
 
 
@@ -25,6 +27,7 @@ def test_wheel_contains_packages_and_data(wheel: Path) -> None:
     assert {"td3_robot/py.typed", "td3_robot/learner/engine/update.cpp"} <= set(names)
 
 
+@pytest.mark.slow
 def test_a_training_runs_from_the_wheel_alone(wheel: Path, tmp_path: Path) -> None:
     """The unpacked wheel comes first on the import path, so Python does not use the checkout."""
     site = tmp_path / "site"
