@@ -99,6 +99,10 @@ def test_a_policy_takes_observations_of_any_real_dtype(policy: Policy, dtype: st
     assert policy.predict(np.zeros((0, 3))).shape == (0, 2)
 
 
+def test_the_first_batch_of_a_policy_can_be_empty(policy: Policy) -> None:
+    assert policy.predict(np.zeros((0, 3))).shape == (0, 2)
+
+
 @pytest.mark.parametrize(
     ("observation", "text"),
     [
