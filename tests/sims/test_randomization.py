@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,6 +20,7 @@ from td3_robot.config.randomization import RandomizationConfig
 from td3_robot.errors import BundleError, ConfigError
 from td3_robot.messages import Phase
 from td3_robot.specs import Float32
+from tests.contract.test_simulator_backends import TWO_LEGS
 from tests.sims.conftest import make, randomization
 from tests.sims.policies import Random, Stand
 
@@ -231,6 +234,27 @@ def test_pushes_follow_their_schedule(monkeypatch: pytest.MonkeyPatch, seed: int
     sides = [side for _, _, side in pushed]
     assert sides[0] == sides[1] == sides[2] != sides[3]
     robot.close()
+
+
+def test_a_robot_with_a_fixed_joint_between_root_link_and_torso_is_not_planar(tmp_path: Path) -> None:
+    """The robot tilts to its left, and is pushed to its left. A planar robot moves only ahead and back."""
+    text = Path(TWO_LEGS.file).read_text(encoding="utf-8").replace('link="body"', 'link="torso"')
+    inertial = text[text.index("<inertial>") : text.index("</inertial>")] + "</inertial>"
+    root = f"""<link name="base_link">{inertial}</link>
+        <joint name="base_to_torso" type="fixed"><parent link="base_link"/><child link="torso"/></joint>"""
+    file = tmp_path / "torso.urdf"
+    file.write_text(text.replace('<link name="body">', f'{root}<link name="torso">'), encoding="utf-8")
+    world = World(replace(TWO_LEGS, file=str(file)))
+    world.reset([0.0, 0.0], 0.1, math.pi / 2)
+    body = world.body()
+    assert (body.roll, body.pitch) == pytest.approx((-0.1, 0.0), abs=0.005)
+    assert world.joints()[0] == [0.0, 0.0]
+    world.reset([0.0, 0.0])
+    world.push(200.0, math.pi / 2)
+    world.advance([0.0, 0.0])
+    ahead, left, _ = world.body().velocity
+    assert left > 0.1 > abs(ahead)
+    world.close()
 
 
 # -- seeds, states, refusals -------------------------------------------------------------------------------------------

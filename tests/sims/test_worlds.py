@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import gc
+import re
 import subprocess
 import sys
+from dataclasses import replace
 from itertools import product
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -17,6 +20,7 @@ from td3_robot_sims.backends.bullet.robots import MODELS
 from td3_robot_sims.backends.bullet.world import World
 
 from td3_robot.errors import ConfigError
+from tests.contract.test_simulator_backends import TWO_LEGS
 from tests.sims.policies import Random
 
 
@@ -39,6 +43,18 @@ def test_robots_in_one_process_do_not_affect_each_other() -> None:
             robot.render(32, 24)  # rendering changes nothing
     for robot in crowd:
         robot.close()
+
+
+def test_a_robot_can_have_only_one_joint(tmp_path: Path) -> None:
+    text = Path(TWO_LEGS.file).read_text(encoding="utf-8")
+    text = re.sub(r'<(link|joint) name="(sensor|right_)\w*"[^>]*>.*?</\1>', "", text, flags=re.DOTALL)
+    assert text.count("<joint") == 1
+    file = tmp_path / "one_leg.urdf"
+    file.write_text(text, encoding="utf-8")
+    world = World(replace(TWO_LEGS, file=str(file), joints=(("left_hip", 50.0),), feet=("left_leg",)))
+    world.reset([0.3])
+    assert world.joints() == ([pytest.approx(0.3)], [0.0])
+    world.close()
 
 
 def test_each_reset_and_each_seed_gives_a_different_start() -> None:

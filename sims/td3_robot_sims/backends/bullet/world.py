@@ -28,7 +28,9 @@ SOLVER_ITERATIONS = 5
 GRAVITY = 9.8  # m/s²
 CONTACT_ERP = 0.9
 FLOOR_FRICTION = 0.8
-_HEIGHT, _PITCH = 1, 2  # indices of two of the joints that connect a planar robot to the world
+_PLANAR_JOINTS = 3  # the first joints of a planar robot connect it to the world: along x, along z and about y
+_HEIGHT, _PITCH = 1, 2  # indices of two of these joints
+_IGNORED = "ignore"  # beginning of the names of joints that no motor drives
 TORSO = "torso"
 
 _CAMERA = {
@@ -132,7 +134,7 @@ class World:
                 # rounding of the mean position. At first, BASE (the root link) is the torso. If a later link has the
                 # name "torso", the index of this link replaces BASE. The torso is then still the second part.
                 parts.setdefault(TORSO, BASE)
-            if joint.velocity_at >= 0 and not joint.name.startswith("ignore"):
+            if joint.velocity_at >= 0 and not joint.name.startswith(_IGNORED):
                 driven[index] = joint
         found, expected = [joint.name for joint in driven.values()], [joint for joint, _ in model.joints]
         if found != expected:
@@ -163,10 +165,10 @@ class World:
         self._torso_place = list(parts).index(TORSO)
         self._link_count = len(joints)
         self._xs, self._ys = (slice(axis, 7 * self._link_count, 7) for axis in (0, 1))
-        # In a planar robot, the torso is not the root link: three joints connect the torso to the world, along x, along
-        # z and about y.
-        self._planar = self._torso != BASE
-        self._height_at = joints[_HEIGHT].position_at
+        # Not every robot whose torso is not the root link is planar: a fixed joint can connect the two.
+        free = [joint.velocity_at >= 0 and joint.name.startswith(_IGNORED) for joint in joints[:_PLANAR_JOINTS]]
+        self._planar = self._torso != BASE and sum(free) == _PLANAR_JOINTS
+        self._height_at = joints[_HEIGHT].position_at if self._planar else -1
 
     def vary(self, mass: float | None, friction: float | None, damping: float | None) -> None:
         """Change the robot and the floor. Call this before a reset: a contact keeps the friction that it began with.
@@ -266,13 +268,13 @@ class World:
     def joints(self) -> tuple[list[float], list[float]]:
         """Positions (rad) and velocities (rad/s) of the driven joints."""
         client = self.client
-        client.look(self._robot, self._planar)
+        client.look(self._robot, self._torso != BASE)
         return client.positions[self._angles], client.velocities[self._speeds]
 
     def body(self) -> Body:
         """The current pose and velocity of the robot."""
         client, torso = self.client, self._torso
-        client.look(self._robot, self._planar)
+        client.look(self._robot, self._torso != BASE)
         xs, ys = client.links[self._xs], client.links[self._ys]
         if torso == BASE:
             x, y, z, *orientation = client.positions[:7]
