@@ -1,4 +1,4 @@
-"""Drops or redirects output of simulated robots, from Python and C code."""
+"""Drops, redirects or catches output of simulated robots, from Python and C code."""
 
 from __future__ import annotations
 
@@ -6,8 +6,11 @@ import ctypes
 import os
 import sys
 import tempfile
+import threading
 from collections.abc import Iterator
-from contextlib import contextmanager, redirect_stdout
+from contextlib import contextmanager, redirect_stdout, suppress
+
+_catching = threading.Lock()  # two threads that replace standard output at once would not restore it
 
 
 @contextmanager
@@ -61,3 +64,36 @@ def stdout_to_stderr() -> Iterator[None]:
             library.fflush(None)
             os.dup2(real, 1)
             os.close(real)
+
+
+@contextmanager
+def caught_stdout() -> Iterator[list[str]]:
+    """Catch what C code writes to standard output inside the block.
+
+    At the end of the block, the list gets the caught text, and the text also goes to standard output. If standard
+    output is closed, the list stays empty. Only one thread at a time runs such a block.
+    """
+    library = ctypes.CDLL(None)
+    caught: list[str] = []
+    with _catching:
+        if sys.stdout:  # None if standard output is closed
+            sys.stdout.flush()
+        library.fflush(None)
+        try:
+            real = os.dup(1)
+        except OSError:  # standard output is closed
+            yield caught
+            return
+        with tempfile.TemporaryFile() as file:
+            os.dup2(file.fileno(), 1)
+            try:
+                yield caught
+            finally:
+                library.fflush(None)
+                os.dup2(real, 1)
+                os.close(real)
+                file.seek(0)
+                if text := file.read():
+                    caught.append(text.decode(errors="replace"))
+                    with suppress(OSError):  # for example a pipe that nobody reads
+                        os.write(1, text if text.endswith(b"\n") else text + b"\n")

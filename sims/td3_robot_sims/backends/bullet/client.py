@@ -199,7 +199,7 @@ class Client:
                 raise ConfigError(
                     f"the installed pybullet describes joint {index} in an unknown format; allowed: pybullet 3.2.7"
                 )
-            name, link = info.name.decode(), info.link_name.decode()
+            name, link = (text.decode(errors="replace") for text in (info.name, info.link_name))
             if info.velocities > 1:
                 raise ConfigError(f"joint {name!r} has {info.velocities} degrees of freedom; allowed: 0 or 1")
             joints.append(Joint(name, link, info.lower, info.upper, info.position_at, info.velocity_at))

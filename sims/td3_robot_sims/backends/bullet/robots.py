@@ -51,8 +51,11 @@ class RobotModel:
     """One robot.
 
     The torso is the link "torso"; without such a link, it is the root link. ``joints`` must list all joints that can
-    move, in the model's order, except those whose names begin with "ignore". Each of these joints needs a lower limit
-    below its upper limit in ``file``, because the limits scale the observed position.
+    move, in the model's order, except those whose names begin with "ignore". Each of these joints needs a finite lower
+    limit below its finite upper limit in ``file``, because the limits scale the observed position.
+
+    The first three joints of a planar robot connect it to the world: along x, along z and about y. Their names begin
+    with "ignore". The root link of any other robot needs a mass above 0.
 
     Attributes:
         file: MJCF or URDF file of the model, as an absolute path or relative to ``pybullet_data``'s folder ``mjcf``.

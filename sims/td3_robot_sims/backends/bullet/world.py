@@ -6,8 +6,11 @@ results depend on all of them.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import math
+import os
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -17,11 +20,12 @@ import pybullet_data
 from numpy.typing import NDArray
 
 from td3_robot.errors import ConfigError
-from td3_robot.util.text import did_you_mean
+from td3_robot.util.text import did_you_mean, one_line
 from td3_robot_sims.backends.bullet import floor
 from td3_robot_sims.backends.bullet.c_api import pybullet
 from td3_robot_sims.backends.bullet.client import BASE, Client, Joint, Part
 from td3_robot_sims.backends.bullet.robots import CONTROL_PERIOD, RobotModel
+from td3_robot_sims.quiet import caught_stdout
 
 SUBSTEPS = 4
 SOLVER_ITERATIONS = 5
@@ -32,6 +36,10 @@ _PLANAR_JOINTS = 3  # the first joints of a planar robot connect it to the world
 _HEIGHT, _PITCH = 1, 2  # indices of two of these joints
 _IGNORED = "ignore"  # beginning of the names of joints that no motor drives
 TORSO = "torso"
+_LABEL = re.compile(r"b3(?:Warning|Error)\[[^\]]*\]:")  # PyBullet writes this before each of its messages
+_LONGEST_REASON = 500  # characters of PyBullet's messages in an error
+# PyBullet loads a robot although it cannot read a mesh. These texts are in its messages.
+_UNREAD_MESH = ("cannot find '", "cannot extract ", "issue extracting mesh ")
 
 _CAMERA = {
     "distance": 3.0,
@@ -106,22 +114,35 @@ class World:
         self._start = self.client.save()
 
     def _load(self, model: RobotModel) -> int:
-        """Load the model's file, and return the number of its body. Raises ConfigError if that fails."""
-        file = _DATA / "mjcf" / model.file
-        if not file.is_file():
-            raise ConfigError(f"robot {model.name!r}: there is no file {str(file)!r}; allowed: a file .urdf or .xml")
-        try:
-            return self.client.load(str(file), _LOAD_FLAGS)
-        except (RuntimeError, ValueError):
+        """Load the model's file, and return the number of its body.
+
+        Raises:
+            ConfigError: there is no such file, PyBullet cannot load it, or PyBullet cannot read a mesh of the robot.
+        """
+        file = os.path.join(_DATA, "mjcf", model.file)
+        if not os.path.isfile(file):
+            raise ConfigError(f"robot {model.name!r}: there is no file {file!r}; allowed: a file .urdf or .xml")
+        body = None
+        with caught_stdout() as said, contextlib.suppress(RuntimeError, ValueError):
+            body = self.client.load(file, _LOAD_FLAGS)
+        messages = [" ".join(message.split()) for message in _LABEL.split("".join(said)) if message.strip()]
+        if body is None:
+            why = f" ({one_line(' '.join(messages), _LONGEST_REASON)})" if messages else ""
             allowed = "allowed: a file .urdf or .xml (MJCF) with one robot"
-            raise ConfigError(f"robot {model.name!r}: PyBullet cannot load {str(file)!r}; {allowed}") from None
+            raise ConfigError(f"robot {model.name!r}: PyBullet cannot load {file!r}{why}; {allowed}")
+        for message in messages:
+            if any(text in message for text in _UNREAD_MESH):
+                why = one_line(message, _LONGEST_REASON)
+                raise ConfigError(f"robot {model.name!r}: PyBullet cannot read a mesh of {file!r} ({why})")
+        return body
 
     def _index_robot(self, model: RobotModel) -> None:
         """Find the model's joints and links, and let every joint swing freely.
 
         Raises:
-            ConfigError: the joints or feet of the model are not those of the file, the joints are not consecutive, or a
-                joint has no lower limit below its upper limit.
+            ConfigError: the joints or feet of the model are not those of the file, the joints are not consecutive, a
+                joint has no finite limits, its lower limit is not below its upper limit, or the root link of a robot
+                that is not planar has no mass.
         """
         parts: dict[str, int] = {}
         driven: dict[int, Joint] = {}
@@ -143,10 +164,11 @@ class World:
                 "both lists must be equal"
             )
         for joint in driven.values():
-            if not joint.lower < joint.upper:
+            if not 0 < joint.upper - joint.lower < math.inf:
+                in_mjcf = "" if Path(model.file).suffix == ".urdf" else ' (attribute range, with limited="true")'
                 raise ConfigError(
                     f"robot {model.name!r}: joint {joint.name!r} has the limits {joint.lower:g} and {joint.upper:g} in "
-                    f"{model.file!r}; each joint needs a lower limit below its upper limit"
+                    f"{model.file!r}; each joint needs a lower limit below its upper limit, both finite{in_mjcf}"
                 )
         self.joint_ranges = [(joint.lower, joint.upper - joint.lower) for joint in driven.values()]
         self._joints = list(driven)
@@ -169,6 +191,11 @@ class World:
         free = [joint.velocity_at >= 0 and joint.name.startswith(_IGNORED) for joint in joints[:_PLANAR_JOINTS]]
         self._planar = self._torso != BASE and sum(free) == _PLANAR_JOINTS
         self._height_at = joints[_HEIGHT].position_at if self._planar else -1
+        if not self._planar and self.client.part(self._robot, BASE).mass <= 0:
+            raise ConfigError(
+                f"robot {model.name!r}: the root link of {model.file!r} has no mass, so the robot hangs in the air; "
+                "allowed: a root link with a mass above 0"
+            )
 
     def vary(self, mass: float | None, friction: float | None, damping: float | None) -> None:
         """Change the robot and the floor. Call this before a reset: a contact keeps the friction that it began with.
