@@ -17,6 +17,7 @@ from pathlib import Path
 
 import pytest
 
+from td3_robot.config import loading as configuration
 from tests.process.conftest import ROOT
 
 TUTORIALS = sorted((ROOT / "docs" / "tutorials").glob("*.md"))
@@ -81,6 +82,15 @@ def test_each_text_for_busy_machines_occurs_in_a_page_or_an_example() -> None:
     files = [*TUTORIALS, *(ROOT / "examples").glob("pendulum*")]
     text = "".join(file.read_text(encoding="utf-8") for file in files)
     assert [words for words in FOR_BUSY_MACHINES if words not in text] == []
+
+
+def test_the_learner_of_a_robot_saves_a_checkpoint_long_before_the_drive_ends() -> None:
+    """Without a checkpoint, a learner that starts again would send the robot the policy in ``start_from``."""
+    config = configuration.load(ROOT / "examples" / "pendulum_learner.yaml")
+    page = (ROOT / "docs" / "tutorials" / "adapt.md").read_text(encoding="utf-8")
+    drive = re.search(r"^sleep (\d+)$", page, re.MULTILINE)
+    assert drive
+    assert 0 < config.checkpoint.every <= 50 * int(drive[1]) / 5  # 50 Steps per second
 
 
 def test_script_of_a_page_contains_commands_and_files_in_order() -> None:
