@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from td3_robot_sims.backends.bullet.robots import RobotModel
+from td3_robot_sims.backends.bullet.robots import RobotModel, specification
 from td3_robot_sims.backends.bullet.world import World
 
 from td3_robot.errors import ConfigError
@@ -43,6 +44,31 @@ def test_a_model_that_does_not_fit_its_file_is_refused(change: dict[str, object]
     assert refused(replace(TWO_LEGS, **change)) == text.format(
         file=repr(TWO_LEGS.file), joints=["left_hip", "right_hip"]
     )
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        ({"joints": ("left_hip",)}, "joints has 'left_hip'; allowed: pairs (name, finite torque gain)"),
+        (
+            {"joints": (LEFT, ("right_hip", math.nan))},
+            "joints has ('right_hip', nan); allowed: pairs (name, finite torque gain)",
+        ),
+        ({"joints": {"left_hip": 50.0}}, "joints has 'left_hip'; allowed: pairs (name, finite torque gain)"),
+        ({"feet": "left_leg"}, "feet is 'left_leg'; allowed: names of links, such as ('foot',)"),
+        ({"power": "1"}, "power is '1'; allowed: finite numbers"),
+        ({"base_height": math.inf}, "base_height is inf; allowed: finite numbers"),
+    ],
+)
+def test_a_model_with_wrong_values_is_refused(change: dict[str, object], text: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        replace(TWO_LEGS, **change)
+    assert str(error.value) == f"robot 'TwoLegs': {text}"
+
+
+def test_lists_of_a_model_become_tuples() -> None:
+    lists: dict[str, object] = {"joints": [list(LEFT), list(RIGHT)], "feet": list(TWO_LEGS.feet)}
+    assert specification(replace(TWO_LEGS, **lists)) == specification(TWO_LEGS)
 
 
 @pytest.mark.parametrize(

@@ -8,11 +8,14 @@ To add a robot, add a :class:`RobotModel` to ``ROBOTS``.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
+from numbers import Real
 from typing import Any
 
+from td3_robot.errors import ConfigError
 from td3_robot.specs import Channel, RobotSpec
 
 CONTROL_PERIOD = 0.0165  # duration of a step in s; Bullet divides it into four substeps
@@ -46,6 +49,10 @@ def _cheetah_on_its_feet(_height: Any, pitch: float, contacts: Sequence[float]) 
     return 1.0 if abs(pitch) < 1.0 and not walks_on_shins else -1.0
 
 
+def _finite(value: Any) -> bool:
+    return isinstance(value, Real) and math.isfinite(value)
+
+
 @dataclass(frozen=True)
 class RobotModel:
     """One robot.
@@ -70,6 +77,10 @@ class RobotModel:
         base_height: height in m of the root link at a reset; None for the height in the file.
         single_precision: whether torques, and the height for ``alive``, are rounded to float32, as in the published
             Humanoid with numpy 2.
+
+    Raises:
+        ConfigError: an item of ``joints`` is no name with a finite gain, ``feet`` does not hold names, or another
+            number is not finite.
     """
 
     name: str
@@ -84,6 +95,22 @@ class RobotModel:
     start_height: float | None = None
     base_height: float | None = None
     single_precision: bool = False
+
+    def __post_init__(self) -> None:
+        for joint in self.joints:
+            pair = isinstance(joint, tuple | list) and len(joint) == 2
+            if not (pair and isinstance(joint[0], str) and _finite(joint[1])):
+                allowed = "pairs (name, finite torque gain)"
+                raise ConfigError(f"robot {self.name!r}: joints has {joint!r}; allowed: {allowed}")
+        if isinstance(self.feet, str) or not all(isinstance(foot, str) for foot in self.feet):
+            raise ConfigError(f"robot {self.name!r}: feet is {self.feet!r}; allowed: names of links, such as ('foot',)")
+        for key in ("power", "torque_cost", "current_cost", "start_height", "base_height"):
+            value = getattr(self, key)
+            if value is not None and not _finite(value):
+                raise ConfigError(f"robot {self.name!r}: {key} is {value!r}; allowed: finite numbers")
+        # A model is a key of a cache, so a list becomes a tuple.
+        object.__setattr__(self, "joints", tuple((name, gain) for name, gain in self.joints))
+        object.__setattr__(self, "feet", tuple(self.feet))
 
     @property
     def torques(self) -> tuple[float, ...]:
