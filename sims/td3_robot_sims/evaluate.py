@@ -7,9 +7,10 @@ import itertools
 import json
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ from td3_robot.policies import Policy, load_policy, shipped_policies
 from td3_robot.policy.actor import Actor
 from td3_robot.runtime.arguments import POLICY_HELP, Parser, integer, suggest
 from td3_robot.runtime.progress import Working
-from td3_robot.util import arguments, extras, resources
+from td3_robot.util import arguments, extras, files, resources
 from td3_robot_sims import tasks
 from td3_robot_sims.backends.base import Environment
 from td3_robot_sims.quiet import stdout_to_stderr
@@ -39,6 +40,12 @@ _EXAMPLES = """examples:
 MAX_STEPS = EvaluationConfig().max_steps
 _FAST = {"libx264": ["-preset", "veryfast"], "libvpx-vp9": ["-deadline", "realtime", "-cpu-used", "8"]}
 """Fast settings of the encoders. With the default settings, half of the time for making a video goes into encoding."""
+_ENCODERS = {
+    ".mp4": ("libx264", "mp4"),
+    ".mkv": ("libx264", "matroska"),
+    ".webm": ("libvpx-vp9", "webm"),
+}
+"""Maps the suffix of a film to the codec and the container of ffmpeg."""
 _FRAME_RATE = 30.0  # wanted frames per second of a video; the real rate is the step rate divided by a whole number
 
 
@@ -211,37 +218,106 @@ def _plain(provenance: Mapping[str, Any]) -> dict[str, Any]:
 
 @contextmanager
 def _video(path: Path, environment: Environment) -> Iterator[Callable[[], None]]:
-    """Open a video. Yield a function to call after each reset and each step. Every n-th call adds a frame."""
-    import imageio.v2 as imageio  # imported here, because only a video needs it
+    """Make a video. Yield a function to call after each reset and each step. Every n-th call adds a frame.
 
+    A complete video replaces the file ``path``. If the block fails, this file stays as it is.
+    """
     period = environment.spec.control_period
     every = max(1, round(1 / (period * _FRAME_RATE)))
-    if path.suffix not in (".mp4", ".gif", ".mkv", ".webm"):
+    if path.suffix not in (*_ENCODERS, ".gif"):
         raise ArgumentError("video", f"{str(path)!r}: the name must end in .mp4, .mkv, .webm or .gif")
     if not path.parent.is_dir():
         raise ArgumentError("video", f"{str(path)!r}: the folder {str(path.parent)!r} does not exist")
-    if path.is_dir() or not os.access(path if path.exists() else path.parent, os.W_OK):
+    if path.is_dir() or not os.access(path.parent, os.W_OK):
         raise ArgumentError("video", f"{str(path)!r}: a file cannot be written there")
-    if path.suffix == ".gif":
-        writer = imageio.get_writer(path, duration=1000 * period * every, loop=0)
-    else:
-        codec = "libvpx-vp9" if path.suffix == ".webm" else "libx264"
-        rate = 1 / (period * every)
-        writer = imageio.get_writer(path, fps=rate, macro_block_size=16, codec=codec, ffmpeg_params=_FAST[codec])
     counter = itertools.count()
+    with files.replacing(path) as temporary:
+        encoder = (_Gif if path.suffix == ".gif" else _Film)(temporary, path.suffix, period * every)
 
-    def frame() -> None:
-        if next(counter) % every == 0:
-            try:
-                writer.append_data(environment.render())
-            except OSError as error:  # use only its first line; the others contain the encoder's command
-                problem = f"{str(path)!r} cannot be written: {str(error).splitlines()[0]}"
-                raise ArgumentError("video", problem) from None
+        def frame() -> None:
+            if next(counter) % every == 0:
+                with _naming(path):
+                    encoder.add(environment.render())
 
+        try:
+            yield frame
+        except BaseException:
+            encoder.abandon()
+            raise
+        with _naming(path):
+            encoder.finish()
+
+
+@contextmanager
+def _naming(path: Path) -> Iterator[None]:
+    """Turn an OSError of an encoder into an error of the option ``--video``."""
     try:
-        yield frame
-    finally:
-        writer.close()
+        yield
+    except OSError as error:
+        problem = error.strerror or "the encoder ended early; is the disk full?"
+        raise ArgumentError("video", f"{str(path)!r} cannot be written: {problem}") from None
+
+
+class _Film:
+    """Writes a film with ffmpeg."""
+
+    def __init__(self, path: Path, suffix: str, frame_s: float) -> None:
+        import imageio_ffmpeg as ffmpeg  # imported here, because only a video needs it
+
+        codec, container = _ENCODERS[suffix]
+        parameters = [*_FAST[codec], "-f", container]  # the temporary file does not have the suffix of the container
+        self._path, self._frames = path, 0
+        self._count = ffmpeg.count_frames_and_secs
+        self._writer: Generator[None, Any, None] | None = None
+        self._open = partial(
+            ffmpeg.write_frames,
+            str(path.absolute()),  # ffmpeg takes a name that begins with "-" for an option
+            fps=1 / frame_s,
+            codec=codec,
+            ffmpeg_log_level="quiet",
+            output_params=parameters,
+        )
+
+    def add(self, picture: NDArray[np.uint8]) -> None:
+        if self._writer is None:
+            height, width, _ = picture.shape
+            self._writer = self._open((width, height))
+            self._writer.send(None)
+        self._writer.send(np.ascontiguousarray(picture))
+        self._frames += 1
+
+    def finish(self) -> None:
+        """Complete the film. Raises OSError if frames are missing: the package ignores the exit code of ffmpeg."""
+        self.abandon()
+        frames = None
+        with suppress(RuntimeError):  # ffmpeg cannot read the file
+            frames, _ = self._count(self._path)
+        if frames != self._frames:
+            raise OSError
+
+    def abandon(self) -> None:
+        if self._writer is not None:
+            self._writer.close()
+
+
+class _Gif:
+    """Collects the pictures of a GIF, and writes them at the end."""
+
+    def __init__(self, path: Path, suffix: str, frame_s: float) -> None:
+        import imageio.v3 as imageio  # imported here, because only a video needs it
+
+        del suffix
+        self._path, self._pictures = path, list[NDArray[np.uint8]]()
+        self._encode = partial(imageio.imwrite, "<bytes>", extension=".gif", duration=1000 * frame_s, loop=0)
+
+    def add(self, picture: NDArray[np.uint8]) -> None:
+        self._pictures.append(picture)
+
+    def finish(self) -> None:
+        self._path.write_bytes(self._encode(self._pictures))
+
+    def abandon(self) -> None:
+        self._pictures.clear()
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import json
 import math
+import resource
 import subprocess
 from dataclasses import replace
 from pathlib import Path
@@ -20,6 +21,7 @@ from td3_robot_sims import tasks
 import td3_robot
 from td3_robot.bundle import Bundle, layer_shapes
 from td3_robot.cli.main import main
+from td3_robot.errors import EXIT_USAGE
 
 
 @pytest.fixture
@@ -87,6 +89,27 @@ def test_webm_mkv_and_gif_videos_are_written(policy: Path, name: str, tmp_path: 
     done = subprocess.run(probe, check=True, capture_output=True, text=True)
     assert (tmp_path / name).stat().st_size > 1000
     assert done.stderr == ""
+
+
+@pytest.mark.parametrize("name", ["walk.mp4", "walk.webm", "walk.mkv", "walk.gif"])
+def test_a_video_that_cannot_be_written_leaves_the_old_file_as_it_is(
+    policy: Path, name: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """A limit on the size of files stands for a full disk."""
+    folder = tmp_path / "videos"
+    folder.mkdir()
+    (folder / name).write_bytes(b"old")
+    _, most = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (200, most))
+    try:
+        code = main(["eval", str(policy), "--episodes", "1", "--video", str(folder / name)])
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (most, most))
+    assert code == EXIT_USAGE
+    error = capfd.readouterr().err
+    assert f"--video {str(folder / name)!r} cannot be written: " in error
+    assert error.count("\n") == 1
+    assert [(file.name, file.read_bytes()) for file in folder.iterdir()] == [(name, b"old")]
 
 
 class Talker(gymnasium.Env[Any, Any]):
