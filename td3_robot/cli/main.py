@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import errno
 import os
 import signal
 import sys
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 # Below, import only modules that load fast: during these imports, Ctrl-C prints a traceback.
 # Set this before any import of numpy. Threads would slow down the small matrix products of a control loop.
@@ -49,6 +52,42 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     words = list(sys.argv[1:] if arguments is None else arguments)
     name = f"td3-robot {words[0]}" if words and words[0] in COMMANDS else "td3-robot"
+    with _stoppable() as signals:
+        return _report(name, words, signals)
+
+
+@contextlib.contextmanager
+def _stoppable() -> Iterator[list[int]]:
+    """Treat SIGTERM and SIGHUP like Ctrl-C, so that a command removes its incomplete files.
+
+    Yield a list, to which each of these signals adds its number. A second SIGTERM or SIGHUP ends the process at once.
+    Nodes and the supervisor of a training replace the handlers.
+    """
+    signals: list[int] = []
+
+    def stop(number: int, frame: Any) -> None:
+        del frame
+        signals.append(number)
+        if number != signal.SIGINT:
+            signal.signal(number, signal.SIG_DFL)
+        raise KeyboardInterrupt
+
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    ours = [number for number, handler in before.items() if handler in (signal.SIG_DFL, signal.default_int_handler)]
+    if threading.current_thread() is not threading.main_thread():  # Python allows handlers only in the main thread
+        ours.clear()
+    for number in ours:
+        signal.signal(number, stop)
+    try:
+        yield signals
+    finally:
+        for number in ours:
+            if signal.getsignal(number) is stop:
+                signal.signal(number, before[number])
+
+
+def _report(name: str, words: Sequence[str], signals: Sequence[int]) -> int:
+    """Run a command. Print an expected error as one line, and return the exit code."""
     try:
         return _run(words)
     except SystemExit as stop:  # a parser has printed the help or an error
@@ -63,6 +102,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
             raise
         print(f"{name}: {problem}", file=sys.stderr)
         return EXIT_USAGE
+    except ImportError:
+        if not signals:
+            raise
+        return exit_code_of(signals[0])  # C code of a package that loaded has replaced the KeyboardInterrupt
     except BrokenPipeError:  # a subclass of OSError, so it comes first
         discard_output()
         return EXIT_CHECK_FAILED
@@ -71,7 +114,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"{name}: {where}{error.strerror or error}", file=sys.stderr)
         return EXIT_USAGE if error.errno in _WRONG_PATH else EXIT_CHECK_FAILED
     except KeyboardInterrupt:
-        return exit_code_of(signal.SIGINT)
+        return exit_code_of(signals[0] if signals else signal.SIGINT)
 
 
 def _run(words: Sequence[str]) -> int:

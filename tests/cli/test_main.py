@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -60,15 +61,11 @@ def test_an_unknown_or_missing_name_is_a_usage_error_of_one_line(
     assert capsys.readouterr().err == f"{text}\n"
 
 
-@pytest.mark.parametrize("package", ["numpy", "msgspec", "zmq"])
-@pytest.mark.parametrize("words", [["train", "pendulum"], ["record", "out.mcap", "--config", "robot.yaml"]])
-def test_ctrl_c_while_a_command_loads_its_modules_ends_without_a_traceback(
-    words: list[str], package: str, tmp_path: Path
-) -> None:
-    """A module with the name of a package stands for the moment of Ctrl-C: it sends SIGINT to its process."""
+def interrupted(words: list[str], tmp_path: Path, package: str, code: str) -> tuple[int, str, str]:
+    """Run a command whose import of ``package`` runs ``code`` instead. Returns exit code, stdout and stderr."""
     interrupting = tmp_path / "interrupting"
     interrupting.mkdir()
-    (interrupting / f"{package}.py").write_text("import os, signal\nos.kill(os.getpid(), signal.SIGINT)\n")
+    (interrupting / f"{package}.py").write_text(f"import os, signal\n{code}\n")
     paths = os.pathsep.join([str(interrupting), *filter(None, [os.environ.get("PYTHONPATH")])])
     done = subprocess.run(
         [sys.executable, "-m", "td3_robot", *words],
@@ -78,4 +75,44 @@ def test_ctrl_c_while_a_command_loads_its_modules_ends_without_a_traceback(
         text=True,
         check=False,
     )
-    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
+    return done.returncode, done.stdout, done.stderr
+
+
+@pytest.mark.parametrize("package", ["numpy", "msgspec", "zmq"])
+@pytest.mark.parametrize("words", [["train", "pendulum"], ["record", "out.mcap", "--config", "robot.yaml"]])
+@pytest.mark.parametrize("number", ["SIGINT", "SIGTERM", "SIGHUP"])
+def test_a_signal_while_a_command_loads_its_modules_ends_without_a_traceback(
+    words: list[str], package: str, number: str, tmp_path: Path
+) -> None:
+    """A module with the name of a package stands for the moment of the signal: it sends the signal to its process."""
+    code = 128 + getattr(signal, number)
+    kill = f"os.kill(os.getpid(), signal.{number})"
+    assert interrupted(words, tmp_path, package, kill) == (code, "", "")
+
+
+def test_ctrl_c_ends_without_a_traceback_if_a_package_turns_it_into_an_import_error(tmp_path: Path) -> None:
+    """The C code of numpy does this."""
+    code = (
+        "try: os.kill(os.getpid(), signal.SIGINT)\nexcept KeyboardInterrupt: raise ImportError('no datetime') from None"
+    )
+    assert interrupted(["info", "x.mcap"], tmp_path, "numpy", code) == (130, "", "")
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_removes_the_incomplete_files_of_a_command(
+    number: signal.Signals, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The signal comes when the command has written a temporary file."""
+
+    def write(path: Path, content: bytes) -> int:
+        with path.open("wb") as file:
+            file.write(content[:10])
+        assert len(list(tmp_path.iterdir())) == 1
+        signal.raise_signal(number)
+        raise AssertionError
+
+    monkeypatch.setattr(Path, "write_bytes", write)
+    before = signal.getsignal(number)
+    assert main(["bundle", "create", "walker2d", str(tmp_path / "policy.safetensors")]) == 128 + number
+    assert list(tmp_path.iterdir()) == []
+    assert signal.getsignal(number) is before
