@@ -6,6 +6,8 @@ See https://minari.farama.org. Minari 0.4 and later versions can read the datase
 from __future__ import annotations
 
 import contextlib
+import errno
+import os
 import re
 import shutil
 import tempfile
@@ -23,6 +25,7 @@ from gymnasium.envs.registration import EnvSpec
 from gymnasium.envs.registration import spec as registered
 from minari.data_collector.episode_buffer import EpisodeBuffer
 from minari.dataset.minari_storage import MinariStorage
+from numpy.typing import NDArray
 
 from td3_robot.errors import ConfigError, SessionError, UsageError
 from td3_robot.messages import Hello, Phase, Step
@@ -30,9 +33,12 @@ from td3_robot.recording import experience
 from td3_robot.recording.episodes import Episode, Episodes
 from td3_robot.recording.reader import Session
 from td3_robot.specs import Channel, RobotSpec
+from td3_robot.util import files
 from td3_robot_sims import tasks
 
 _BATCH = 100  # episodes per call of Minari
+_EPISODE_BYTES = 65536  # at most this many bytes of an episode in the file are not its data; 30,000 to 43,000 are usual
+_TEMPORARY = ".td3-robot-"
 _NAME = re.compile(r"([-_\w]{2,}/)*[-_\w]+-v[0-9]+", re.ASCII)
 
 
@@ -80,12 +86,16 @@ def export(session: Session, root: Path, name: str) -> Counter[str]:
     if not batch:
         raise SessionError(f"{session.decode.label} holds no pair of consecutive Steps, so it has no episode to export")
     target.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=".td3-robot-", dir=root) as folder:  # renamed when complete
+    with (
+        files.naming(target, instead_of=_TEMPORARY),
+        tempfile.TemporaryDirectory(prefix=_TEMPORARY, dir=root) as folder,  # renamed when complete
+    ):
         unfinished = Path(folder) / "dataset"
         unfinished.mkdir()
         boxes = {"observation_space": _box(spec.observations), "action_space": _box(spec.actions)}
         storage = MinariStorage.new(unfinished / "data", **boxes, env_spec=_environment(session))
         while batch:
+            _require_space(root, batch)
             _add(storage, batch, counts)
             batch = list(islice(episodes, _BATCH))
         counts += cutter.lost()
@@ -123,6 +133,17 @@ def _add(storage: MinariStorage, episodes: Sequence[Episode], counts: Counter[st
     counts["episodes"] += len(episodes)
     counts["whole"] += sum(episode.whole for episode in episodes)
     counts["steps"] += sum(len(episode.steps) - 1 for episode in episodes)
+
+
+def _require_space(folder: Path, episodes: Sequence[Episode]) -> None:
+    """Raise OSError if the disk has no space for the episodes. When HDF5 cannot write, it crashes the process."""
+    needed = 0
+    for episode in episodes:
+        arrays: list[NDArray[Any]] = [episode.observation, episode.action, episode.reward, *episode.identity.values()]
+        needed += _EPISODE_BYTES + 2 * sum(array.nbytes for array in arrays)  # HDF5 fills the last block of each array
+    free = files.free(folder)
+    if free is not None and free < needed:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
 def _columns(episode: Episode) -> dict[str, Any]:

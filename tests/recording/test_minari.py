@@ -12,11 +12,13 @@ import numpy as np
 import pytest
 
 from td3_robot.cli.main import main
+from td3_robot.errors import EXIT_CHECK_FAILED
 from td3_robot.messages import Phase, Step
 from td3_robot.recording.info import examine
 from td3_robot.recording.reader import Session
 from td3_robot.specs import RobotSpec
 from td3_robot.transport import link as handshake
+from td3_robot.util import files
 from tests.sessions import entries_of
 
 pytest.importorskip("h5py")
@@ -113,6 +115,18 @@ def test_recorded_episodes_are_exported_and_cut_where_a_step_is_lost(
     assert "1 Steps missing in 1 places" in metadata["description"]
     assert [channel["name"] for channel in metadata["td3_robot"]["robot"]["actions"]] == ["left", "right"]
     assert [path.name for path in (tmp_path / "datasets").iterdir()] == ["a_walk-v0"]  # no unfinished dataset
+
+
+def test_a_full_disk_gives_one_line_of_error_and_leaves_no_files(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Free space for less than one episode. HDF5 would crash the process if it could not write."""
+    monkeypatch.setattr(files, "free", lambda _: 50_000)
+    out = tmp_path / "datasets"
+    arguments = ["export", str(SESSIONS / "pendulum.mcap"), "--out", str(out), "--format", "minari"]
+    assert main(arguments) == EXIT_CHECK_FAILED
+    assert capfd.readouterr().err == f"td3-robot export: {out}/pendulum-v0: No space left on device\n"
+    assert list(out.iterdir()) == []
 
 
 @pytest.mark.parametrize(("name", "robots"), [("walkers", 4), ("pendulum", 1), ("tampered", 3)])
