@@ -155,10 +155,12 @@ def _measure(node: Node, options: argparse.Namespace) -> None:
     """Print the rate of each publisher every ``--every`` seconds."""
     times: dict[str, deque[int]] = {}
     newest: dict[str, Entry] = {}
+    heard: dict[str, float] = {}  # when the newest message arrived
 
     def receive(entry: Entry, message: Message, names: Names) -> None:
         del message, names
         if entry.topic == options.topic and options.node in (None, entry.publisher):
+            heard[entry.publisher] = time.monotonic()
             stamps = times.setdefault(entry.publisher, deque(maxlen=options.window))
             last = newest.get(entry.publisher, entry)
             if jumped(entry.published - last.published, entry.received - last.received):
@@ -168,8 +170,13 @@ def _measure(node: Node, options: argparse.Namespace) -> None:
 
     def show(monitor: Monitor) -> bool:
         del monitor
-        rows = [{"publisher": name, **figures} for name, stamps in sorted(times.items()) if (figures := rate(stamps))]
-        lines = [json.dumps(row) if options.json else rate_line(row) for row in rows]
+        now = time.monotonic()
+        rows = [
+            {"publisher": name, **figures, "age_s": round(now - heard[name], 3)}
+            for name, stamps in sorted(times.items())
+            if (figures := rate(stamps))
+        ]
+        lines = [json.dumps(row) if options.json else rate_line(row, options.every) for row in rows]
         return all(say(line) for line in lines or ([] if options.json else ["no rate yet"]))
 
     monitor_node.watch(node, receive, show, every=options.every, seconds=options.seconds)
@@ -192,10 +199,14 @@ def rate(stamps: Sequence[int]) -> dict[str, float]:
     return {**{name: round(value, 3) for name, value in figures.items()}, "window": len(stamps)}
 
 
-def rate_line(row: Mapping[str, Any]) -> str:
-    """A row of :func:`rate` as a line for people."""
+def rate_line(row: Mapping[str, Any], every: float) -> str:
+    """Facts of :func:`rate` as a line for people.
+
+    The line also says how long the publisher has been silent, if it has sent no message for ``every`` seconds.
+    """
     periods = f"min {row['min_ms']:.3f} ms, max {row['max_ms']:.3f} ms, std dev {row['std_dev_ms']:.3f} ms"
-    return f"{printable(row['publisher'])}: {row['rate_hz']:.2f} Hz, {periods}, window {row['window']}"
+    silent = f"; NO message for {row['age_s']:.1f} s" if row["age_s"] > every else ""
+    return f"{printable(row['publisher'])}: {row['rate_hz']:.2f} Hz, {periods}, window {row['window']}{silent}"
 
 
 def _describe(node: Node, options: argparse.Namespace) -> None:

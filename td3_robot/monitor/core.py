@@ -17,6 +17,7 @@ from td3_robot.recording.entries import Entry
 from td3_robot.recording.faults import Faults
 from td3_robot.recording.stream import Stream
 from td3_robot.recording.values import Names, names_of
+from td3_robot.transport.link import PEER_TIMEOUT
 
 _STEPS = 2000  # the monitor keeps the times of this many Steps, to compute loop times
 
@@ -51,6 +52,7 @@ class Monitor:
         self._names: dict[str, Names] = {}
         self._processes: dict[str, str] = {}
         self._states: dict[str, str] = {}
+        self._heard: dict[str, float] = {}  # the time of each publisher's newest message
         self._faults = Faults()
         self._unreadable = ""
         self._stamps: OrderedDict[tuple[str, int, int], int] = OrderedDict()
@@ -64,7 +66,9 @@ class Monitor:
             self._begun = self._reported = now
         for origin, message in inputs:
             if isinstance(origin, Peer) and isinstance(message, Record):
-                self._take(Entry.offered(origin, message, self._epoch + int(now * 1e9)))
+                entry = Entry.offered(origin, message, self._epoch + int(now * 1e9))
+                self._heard[entry.publisher] = now
+                self._take(entry)
         return []
 
     def report(self, now: float) -> dict[str, Any]:
@@ -72,6 +76,8 @@ class Monitor:
 
         ``loop_ms`` has the median and the longest loop time of each source. A loop begins with a Step S. It ends with
         the Step whose ``answered`` names S. Both Steps have a time stamp from the clock of the source.
+
+        ``silent_s`` has the publishers that have sent nothing for :data:`PEER_TIMEOUT` seconds, and for how long.
         """
         begun = now if self._begun is None else self._begun
         elapsed, self._reported = now - self._reported, now
@@ -92,6 +98,11 @@ class Monitor:
             },
             "processes": dict(sorted(self._processes.items())),
             "states": dict(sorted(self._states.items())),
+            "silent_s": {
+                publisher: round(now - heard, 3)
+                for publisher, heard in sorted(self._heard.items())
+                if now - heard > PEER_TIMEOUT
+            },
             "faults": self._faults.report(self._epoch + int(begun * 1e9)),
         }
 

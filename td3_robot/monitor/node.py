@@ -185,6 +185,8 @@ def table(report: dict[str, Any]) -> list[str]:
     for kind in ("processes", "states"):
         if report[kind]:
             lines.append(f"{kind}: {', '.join(f'{node} {state}' for node, state in report[kind].items())}")
+    if report["silent_s"]:
+        lines.append(f"silent: {', '.join(f'{node} for {age:.1f} s' for node, age in report['silent_s'].items())}")
     lines += [f"fault {line(fault)}" for fault in report["faults"]]
     return [one_line(item, _WIDTH) for item in lines]
 

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from td3_robot.cli.main import main
-from td3_robot.cli.topic import _measure, quiet_line
+from td3_robot.cli.topic import _measure, quiet_line, rate, rate_line
 from td3_robot.messages import MESSAGES, MotorCommand, Step, Weights, wire_fields
 from td3_robot.monitor import node as monitor_node
 from td3_robot.recording.values import whole
@@ -92,6 +92,13 @@ def test_hz_measures_anew_when_somebody_sets_the_clock(
     _measure(None, Namespace(topic="step", node=None, window=1000, json=True, every=1.0, seconds=None))
     row = json.loads(capsys.readouterr().out)
     assert (row["rate_hz"], row["max_ms"], row["window"]) == (50.0, 20.0, 10 if jump else 20)
+
+
+def test_hz_says_how_long_a_publisher_has_been_silent() -> None:
+    row = {"publisher": "policy", "age_s": 0.8, **rate([0, SECOND // 50, SECOND // 25])}
+    line = "policy: 50.00 Hz, min 20.000 ms, max 20.000 ms, std dev 0.000 ms, window 3"
+    assert rate_line(row, 1.0) == line
+    assert rate_line({**row, "age_s": 7.04}, 1.0) == f"{line}; NO message for 7.0 s"
 
 
 def test_a_printed_message_has_every_robot_and_every_channel(make_step: Callable[..., Step]) -> None:

@@ -98,6 +98,20 @@ def test_report_shows_states_and_faults(nodes: Nodes) -> None:
     assert "fault at 0.400 s, once: learner failed: x" in table(report)
 
 
+def test_report_shows_nodes_that_have_become_silent(nodes: Nodes, make_step: Make) -> None:
+    """The policy server sends its last message at 100.0 s. The simulator sends its last message at 103.0 s."""
+    nodes.send("policy", LifecycleChange("policy", "inactive", "active", "autostart", 1))
+    nodes.now = 103.0
+    nodes.send("sim-0", make_step(0))
+    assert nodes.monitor.report(105.0)["silent_s"] == {}
+    report = nodes.monitor.report(107.5)
+    assert report["silent_s"] == {"policy": 7.5}
+    assert "silent: policy for 7.5 s" in table(report)
+    nodes.now = 107.6
+    nodes.send("policy", LifecycleChange("policy", "inactive", "active", "autostart", 1))
+    assert nodes.monitor.report(107.7)["silent_s"] == {}
+
+
 def test_unreadable_messages_are_counted_and_text_cannot_control_the_terminal(nodes: Nodes, make_step: Make) -> None:
     nodes.offer("sim-0", "step", b"\x81\xa1x\x01")
     nodes.offer("policy", "action", b"\xc1")
