@@ -144,9 +144,12 @@ def _replay(paths: Sequence[Path], options: argparse.Namespace) -> tuple[int, bo
     except UsageError:
         raise
     except (Td3RobotError, OSError) as error:
-        named = "" if str(paths[0]) in str(error) else f"{paths[0]}: "
-        print(f"td3-robot replay: {named}{error}", file=sys.stderr)
-        return EXIT_USAGE, False, {"file": str(paths[0]), "same": False, "error": str(error)}
+        problem = str(error)
+        if isinstance(error, OSError) and error.filename == str(paths[0]):
+            problem = f"{error.filename}: {error.strerror}"
+        named = "" if str(paths[0]) in problem else f"{paths[0]}: "
+        print(f"td3-robot replay: {named}{problem}", file=sys.stderr)
+        return EXIT_USAGE, False, {"file": str(paths[0]), "same": False, "error": problem}
     if not options.json:
         print(text(session, reports))
     if written:

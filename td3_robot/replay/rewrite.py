@@ -82,11 +82,15 @@ def rewrite(session: Session, parts: Sequence[Replayed]) -> str:
     # If several attachments have the same name, readers use the first of these attachments.
     attachments = [new.pop(item.name, item) for item in kept]
     attachments += new.values()
-    with tempfile.TemporaryDirectory(prefix=f".{path.name}-", dir=path.parent) as folder:
-        target = Path(folder) / path.name
-        write(target, Facts(session.metadata, attachments), session.entries())
-        shutil.copymode(path, target)
-        target.replace(path)
+    try:
+        with tempfile.TemporaryDirectory(prefix=f".{path.name}-", dir=path.parent) as folder:
+            target = Path(folder) / path.name
+            write(target, Facts(session.metadata, attachments), session.entries())
+            shutil.copymode(path, target)
+            target.replace(path)
+    except OSError as error:
+        error.filename = str(session.paths[0])  # not the temporary folder, which the user does not know
+        raise
     return f"new references: {', '.join(sorted(references))}"
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import resource
 import stat
 import sys
 from collections.abc import Callable
@@ -143,6 +144,23 @@ def test_update_of_a_symbolic_link_changes_its_target(acted: Make, save: Make, t
     assert link.is_symlink()
     assert policy(path) == 0
     assert stat.S_IMODE(path.stat().st_mode) == 0o640
+
+
+def test_an_update_that_cannot_be_written_names_the_file_and_leaves_it_as_it_is(
+    acted: Make, save: Make, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A limit on the size of files stands for a full disk."""
+    path = save("a.mcap", entries_of(spoilt(acted(30), 12, 0.25)))
+    before = path.read_bytes()
+    _, most = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (len(before) // 2, most))
+    try:
+        assert policy(path, "--update") == 2
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (most, most))
+    assert capsys.readouterr().err == f"td3-robot replay: {path}: File too large\n"
+    assert path.read_bytes() == before
+    assert [item.name for item in path.parent.iterdir()] == ["a.mcap"]
 
 
 def test_update_keeps_everything_else_in_the_file(acted: Make, save: Make) -> None:
