@@ -42,6 +42,15 @@ class Parser(argparse.ArgumentParser):
         parsed: argparse.Namespace = super().parse_args(args, namespace)
         return parsed
 
+    def parse_known_args(  # type: ignore[override]
+        self, args: Sequence[str] | None = None, namespace: Any = None
+    ) -> tuple[argparse.Namespace, list[str]]:
+        """Refuse unknown arguments here, so that the parser of a subcommand names its command and its options."""
+        parsed, unknown = super().parse_known_args(args, namespace)
+        if unknown:
+            self.error(f"unrecognized arguments: {' '.join(unknown)}")
+        return parsed, unknown
+
     def error(self, message: str) -> NoReturn:
         text = re.sub(r"^argument (\S+): is ", r"\1 is ", message)
         if wrong := re.fullmatch(r"argument (\S+): invalid choice: '(.*)' \(choose from (.*)\)", text):

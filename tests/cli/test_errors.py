@@ -250,6 +250,8 @@ def test_a_folder_without_permission_gives_exit_code_2(fail: Callable[[str], tup
         ("train Hopper", "td3-robot train: CONFIG is 'Hopper', which is a task; allowed: a YAML file, or the name of"),
         ("train walker2d --sed 3", "td3-robot train: there is no option --sed; did you mean --seed?"),
         ("train walker2d --stpes 3", "td3-robot train: there is no option --stpes; did you mean --steps?"),
+        ("topic echo step --cuont 3", "td3-robot topic echo: there is no option --cuont; did you mean --count?"),
+        ("topic echo step 7", "td3-robot topic echo: unrecognized arguments: 7; see td3-robot topic echo --help"),
         (
             "train --resume toy --task Ant",
             "td3-robot train: --task cannot be combined with --resume; "
