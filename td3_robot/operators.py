@@ -212,7 +212,7 @@ class Operator:
 
     @contextmanager
     def _connection(self) -> Iterator[Bus]:
-        """Connect with a new name: the server possibly still knows this process's last connection, which has ended."""
+        """Connect with a new name. The server possibly still knows the name of an earlier connection that has ended."""
         bus = Bus(keys=self._keys)
         try:
             name = f"operator-{os.getpid()}-{secrets.token_hex(4)}"

@@ -45,7 +45,7 @@ _ENCODERS = {
     ".mkv": ("libx264", "matroska"),
     ".webm": ("libvpx-vp9", "webm"),
 }
-"""Maps the suffix of a film to the codec and the container of ffmpeg."""
+"""Maps the suffix of a video to the codec and the container of ffmpeg."""
 _FRAME_RATE = 30.0  # wanted frames per second of a video; the real rate is the step rate divided by a whole number
 
 
@@ -232,7 +232,7 @@ def _video(path: Path, environment: Environment) -> Iterator[Callable[[], None]]
         raise ArgumentError("video", f"{str(path)!r}: a file cannot be written there")
     counter = itertools.count()
     with files.replacing(path) as temporary:
-        encoder = (_Gif if path.suffix == ".gif" else _Film)(temporary, path.suffix, period * every)
+        encoder = (_Gif if path.suffix == ".gif" else _Ffmpeg)(temporary, path.suffix, period * every)
 
         def frame() -> None:
             if next(counter) % every == 0:
@@ -258,8 +258,8 @@ def _naming(path: Path) -> Iterator[None]:
         raise ArgumentError("video", f"{str(path)!r} cannot be written: {problem}") from None
 
 
-class _Film:
-    """Writes a film with ffmpeg."""
+class _Ffmpeg:
+    """Writes a video with ffmpeg."""
 
     def __init__(self, path: Path, suffix: str, frame_s: float) -> None:
         import imageio_ffmpeg as ffmpeg  # imported here, because only a video needs it
@@ -271,7 +271,7 @@ class _Film:
         self._writer: Generator[None, Any, None] | None = None
         self._open = partial(
             ffmpeg.write_frames,
-            str(path.absolute()),  # ffmpeg takes a name that begins with "-" for an option
+            str(path.absolute()),  # ffmpeg reads a name that begins with "-" as an option
             fps=1 / frame_s,
             codec=codec,
             ffmpeg_log_level="quiet",
@@ -287,7 +287,7 @@ class _Film:
         self._frames += 1
 
     def finish(self) -> None:
-        """Complete the film. Raises OSError if frames are missing: the package ignores the exit code of ffmpeg."""
+        """Complete the video. Raises OSError if frames are missing: imageio_ffmpeg does not report ffmpeg's errors."""
         self.abandon()
         frames = None
         with suppress(RuntimeError):  # ffmpeg cannot read the file

@@ -37,7 +37,7 @@ from td3_robot.util import files
 from td3_robot_sims import tasks
 
 _BATCH = 100  # episodes per call of Minari
-_EPISODE_BYTES = 65536  # at most this many bytes of an episode in the file are not its data; 30,000 to 43,000 are usual
+_EPISODE_BYTES = 65536  # limit for what HDF5 adds to the data of an episode; usual are 30,000 to 43,000 bytes
 _TEMPORARY = ".td3-robot-"
 _NAME = re.compile(r"([-_\w]{2,}/)*[-_\w]+-v[0-9]+", re.ASCII)
 

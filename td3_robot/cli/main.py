@@ -60,7 +60,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _stoppable() -> Iterator[list[int]]:
     """Treat SIGTERM and SIGHUP like Ctrl-C, so that a command removes its incomplete files.
 
-    Yield a list, to which each of these signals adds its number. A second SIGTERM or SIGHUP ends the process at once.
+    Yield a list. Each SIGINT, SIGTERM or SIGHUP adds its number. If SIGTERM or SIGHUP comes twice, the second ends the
+    process at once.
     Nodes and the supervisor of a training replace the handlers.
     """
     signals: list[int] = []
@@ -105,7 +106,7 @@ def _report(name: str, words: Sequence[str], signals: Sequence[int]) -> int:
     except ImportError:
         if not signals:
             raise
-        return exit_code_of(signals[0])  # C code of a package that loaded has replaced the KeyboardInterrupt
+        return exit_code_of(signals[0])  # C code of an imported package replaced the KeyboardInterrupt
     except BrokenPipeError:  # a subclass of OSError, so it comes first
         discard_output()
         return EXIT_CHECK_FAILED

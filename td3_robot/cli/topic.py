@@ -200,9 +200,9 @@ def rate(stamps: Sequence[int]) -> dict[str, float]:
 
 
 def rate_line(row: Mapping[str, Any], every: float) -> str:
-    """Facts of :func:`rate` as a line for people.
+    """Return a row of :func:`rate` as a line for people.
 
-    The line also says how long the publisher has been silent, if it has sent no message for ``every`` seconds.
+    If the publisher has sent nothing for ``every`` seconds, the line also says for how long.
     """
     periods = f"min {row['min_ms']:.3f} ms, max {row['max_ms']:.3f} ms, std dev {row['std_dev_ms']:.3f} ms"
     silent = f"; NO message for {row['age_s']:.1f} s" if row["age_s"] > every else ""

@@ -77,7 +77,8 @@ class Monitor:
         ``loop_ms`` has the median and the longest loop time of each source. A loop begins with a Step S. It ends with
         the Step whose ``answered`` names S. Both Steps have a time stamp from the clock of the source.
 
-        ``silent_s`` has the publishers that have sent nothing for :data:`PEER_TIMEOUT` seconds, and for how long.
+        ``silent_s`` has the publishers that have sent nothing for :data:`PEER_TIMEOUT` seconds, with the age of their
+        newest message in seconds.
         """
         begun = now if self._begun is None else self._begun
         elapsed, self._reported = now - self._reported, now

@@ -31,7 +31,7 @@ class Actor:
         self.low, self.high = low, high
         self.half: Float32 = (high - low) / np.float32(2)
         self.middle: Float32 = (high + low) / np.float32(2)
-        self._rows = -1  # no call has made the activations
+        self._rows = -1  # the first call makes the activations, even for 0 rows
         self._activations: list[Float32] = []
 
     def __call__(self, observation: Float32) -> Float32:

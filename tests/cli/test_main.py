@@ -62,7 +62,7 @@ def test_an_unknown_or_missing_name_is_a_usage_error_of_one_line(
 
 
 def interrupted(words: list[str], tmp_path: Path, package: str, code: str) -> tuple[int, str, str]:
-    """Run a command whose import of ``package`` runs ``code`` instead. Returns exit code, stdout and stderr."""
+    """Run a command with a module ``package`` that only runs ``code``. Returns exit code, stdout and stderr."""
     interrupting = tmp_path / "interrupting"
     interrupting.mkdir()
     (interrupting / f"{package}.py").write_text(f"import os, signal\n{code}\n")
@@ -81,16 +81,16 @@ def interrupted(words: list[str], tmp_path: Path, package: str, code: str) -> tu
 @pytest.mark.parametrize("package", ["numpy", "msgspec", "zmq"])
 @pytest.mark.parametrize("words", [["train", "pendulum"], ["record", "out.mcap", "--config", "robot.yaml"]])
 @pytest.mark.parametrize("number", ["SIGINT", "SIGTERM", "SIGHUP"])
-def test_a_signal_while_a_command_loads_its_modules_ends_without_a_traceback(
+def test_a_command_that_gets_a_signal_while_it_loads_modules_ends_without_a_traceback(
     words: list[str], package: str, number: str, tmp_path: Path
 ) -> None:
-    """A module with the name of a package stands for the moment of the signal: it sends the signal to its process."""
+    """A module with the name of a package sends the signal while the command imports it."""
     code = 128 + getattr(signal, number)
     kill = f"os.kill(os.getpid(), signal.{number})"
     assert interrupted(words, tmp_path, package, kill) == (code, "", "")
 
 
-def test_ctrl_c_ends_without_a_traceback_if_a_package_turns_it_into_an_import_error(tmp_path: Path) -> None:
+def test_a_command_ends_without_a_traceback_if_a_package_turns_ctrl_c_into_an_import_error(tmp_path: Path) -> None:
     """The C code of numpy does this."""
     code = (
         "try: os.kill(os.getpid(), signal.SIGINT)\nexcept KeyboardInterrupt: raise ImportError('no datetime') from None"

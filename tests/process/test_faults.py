@@ -104,7 +104,7 @@ def test_blocked_stderr_delays_neither_safety_nor_shutdown(robot: Robot, full: i
     assert robot.operator("reset").returncode == 0
     assert robot.operator("activate").returncode == 0
     begin = robot.wait_for(POLICY, safe)
-    # The server writes the state file a little later than it answers the reset.
+    # The server answers the reset before it writes the state file.
     state = robot.folder / "policy.safetensors.state"
     robot.wait(
         "the reset in the state file",

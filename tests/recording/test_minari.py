@@ -120,7 +120,7 @@ def test_recorded_episodes_are_exported_and_cut_where_a_step_is_lost(
 def test_a_full_disk_gives_one_line_of_error_and_leaves_no_files(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Free space for less than one episode. HDF5 would crash the process if it could not write."""
+    """The disk has space for less than one episode. HDF5 would crash the process if it could not write."""
     monkeypatch.setattr(files, "free", lambda _: 50_000)
     out = tmp_path / "datasets"
     arguments = ["export", str(SESSIONS / "pendulum.mcap"), "--out", str(out), "--format", "minari"]

@@ -49,12 +49,12 @@ def test_a_model_that_does_not_fit_its_file_is_refused(change: dict[str, object]
 @pytest.mark.parametrize(
     ("change", "text"),
     [
-        ({"joints": ("left_hip",)}, "joints has 'left_hip'; allowed: pairs (name, finite torque gain)"),
+        ({"joints": ("left_hip",)}, "an item of joints is 'left_hip'; allowed: pairs (name, finite torque gain)"),
         (
             {"joints": (LEFT, ("right_hip", math.nan))},
-            "joints has ('right_hip', nan); allowed: pairs (name, finite torque gain)",
+            "an item of joints is ('right_hip', nan); allowed: pairs (name, finite torque gain)",
         ),
-        ({"joints": {"left_hip": 50.0}}, "joints has 'left_hip'; allowed: pairs (name, finite torque gain)"),
+        ({"joints": {"left_hip": 50.0}}, "an item of joints is 'left_hip'; allowed: pairs (name, finite torque gain)"),
         ({"feet": "left_leg"}, "feet is 'left_leg'; allowed: names of links, such as ('foot',)"),
         ({"power": "1"}, "power is '1'; allowed: finite numbers"),
         ({"base_height": math.inf}, "base_height is inf; allowed: finite numbers"),
@@ -106,7 +106,7 @@ def test_lists_of_a_model_become_tuples() -> None:
             "allowed: a root link with a mass above 0",
         ),
         (
-            # Bullet passes the bytes of a name on. These bytes are not UTF-8.
+            # PyBullet returns the bytes of a name unchanged. These bytes are not UTF-8.
             lambda text: changed(text, '"left_hip"', '"left_h\udcfcft"'),
             "its RobotModel has the joints ['left_hip', 'right_hip']; {file} has ['left_h\ufffdft', 'right_hip']; "
             "both lists must be equal",

@@ -58,8 +58,8 @@ class RobotModel:
     """One robot.
 
     The torso is the link "torso"; without such a link, it is the root link. ``joints`` must list all joints that can
-    move, in the model's order, except those whose names begin with "ignore". Each of these joints needs a finite lower
-    limit below its finite upper limit in ``file``, because the limits scale the observed position.
+    move, in the model's order, except those whose names begin with "ignore". In ``file``, each listed joint
+    needs finite limits, the lower one below the upper one. The limits scale the observed position.
 
     The first three joints of a planar robot connect it to the world: along x, along z and about y. Their names begin
     with "ignore". The root link of any other robot needs a mass above 0.
@@ -79,8 +79,8 @@ class RobotModel:
             Humanoid with numpy 2.
 
     Raises:
-        ConfigError: an item of ``joints`` is no name with a finite gain, ``feet`` does not hold names, or another
-            number is not finite.
+        ConfigError: an item of ``joints`` is not a pair (name, finite gain), an item of ``feet`` is not a name, or a
+            number such as ``power`` is not finite.
     """
 
     name: str
@@ -101,7 +101,7 @@ class RobotModel:
             pair = isinstance(joint, tuple | list) and len(joint) == 2
             if not (pair and isinstance(joint[0], str) and _finite(joint[1])):
                 allowed = "pairs (name, finite torque gain)"
-                raise ConfigError(f"robot {self.name!r}: joints has {joint!r}; allowed: {allowed}")
+                raise ConfigError(f"robot {self.name!r}: an item of joints is {joint!r}; allowed: {allowed}")
         if isinstance(self.feet, str) or not all(isinstance(foot, str) for foot in self.feet):
             raise ConfigError(f"robot {self.name!r}: feet is {self.feet!r}; allowed: names of links, such as ('foot',)")
         for key in ("power", "torque_cost", "current_cost", "start_height", "base_height"):

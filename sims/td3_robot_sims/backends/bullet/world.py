@@ -38,7 +38,7 @@ _IGNORED = "ignore"  # beginning of the names of joints that no motor drives
 TORSO = "torso"
 _LABEL = re.compile(r"b3(?:Warning|Error)\[[^\]]*\]:")  # PyBullet writes this before each of its messages
 _LONGEST_REASON = 500  # characters of PyBullet's messages in an error
-# PyBullet loads a robot although it cannot read a mesh. These texts are in its messages.
+# PyBullet loads a robot even if it cannot read a mesh. Its message then contains one of these texts.
 _UNREAD_MESH = ("cannot find '", "cannot extract ", "issue extracting mesh ")
 
 _CAMERA = {
@@ -187,7 +187,7 @@ class World:
         self._torso_place = list(parts).index(TORSO)
         self._link_count = len(joints)
         self._xs, self._ys = (slice(axis, 7 * self._link_count, 7) for axis in (0, 1))
-        # Not every robot whose torso is not the root link is planar: a fixed joint can connect the two.
+        # The torso of a planar robot is not the root link. But in other robots, a fixed joint can connect the two.
         free = [joint.velocity_at >= 0 and joint.name.startswith(_IGNORED) for joint in joints[:_PLANAR_JOINTS]]
         self._planar = self._torso != BASE and sum(free) == _PLANAR_JOINTS
         self._height_at = joints[_HEIGHT].position_at if self._planar else -1
