@@ -228,16 +228,19 @@ def _video(path: Path, environment: Environment) -> Iterator[Callable[[], None]]
         raise ArgumentError("video", f"{str(path)!r}: the name must end in .mp4, .mkv, .webm or .gif")
     if not path.parent.is_dir():
         raise ArgumentError("video", f"{str(path)!r}: the folder {str(path.parent)!r} does not exist")
-    if path.is_dir() or not os.access(path.parent, os.W_OK):
+    target = path.resolve()  # the video replaces the target of a symbolic link, not the link
+    writable = os.access(target.parent, os.W_OK) and (os.access(target, os.W_OK) or not target.exists())
+    if target.is_dir() or not writable:
         raise ArgumentError("video", f"{str(path)!r}: a file cannot be written there")
     counter = itertools.count()
-    with files.replacing(path) as temporary:
+    with files.replacing(target) as temporary:
         encoder = (_Gif if path.suffix == ".gif" else _Ffmpeg)(temporary, path.suffix, period * every)
 
         def frame() -> None:
             if next(counter) % every == 0:
+                picture = environment.render()
                 with _naming(path):
-                    encoder.add(environment.render())
+                    encoder.add(picture)
 
         try:
             yield frame
@@ -259,7 +262,7 @@ def _naming(path: Path) -> Iterator[None]:
 
 
 class _Ffmpeg:
-    """Writes a video with ffmpeg."""
+    """Writes a video with ffmpeg. ``path`` is absolute: ffmpeg reads some relative names as options or protocols."""
 
     def __init__(self, path: Path, suffix: str, frame_s: float) -> None:
         import imageio_ffmpeg as ffmpeg  # imported here, because only a video needs it
@@ -271,7 +274,7 @@ class _Ffmpeg:
         self._writer: Generator[None, Any, None] | None = None
         self._open = partial(
             ffmpeg.write_frames,
-            str(path.absolute()),  # ffmpeg reads a name that begins with "-" as an option
+            str(path),
             fps=1 / frame_s,
             codec=codec,
             ffmpeg_log_level="quiet",
@@ -304,17 +307,19 @@ class _Gif:
     """Collects the pictures of a GIF, and writes them at the end."""
 
     def __init__(self, path: Path, suffix: str, frame_s: float) -> None:
-        import imageio.v3 as imageio  # imported here, because only a video needs it
+        from PIL import Image  # imported here, because only a video needs it
 
         del suffix
-        self._path, self._pictures = path, list[NDArray[np.uint8]]()
-        self._encode = partial(imageio.imwrite, "<bytes>", extension=".gif", duration=1000 * frame_s, loop=0)
+        self._path, self._pictures = path, list[Image.Image]()
+        self._picture = Image.fromarray
+        self._frame_ms = 1000 * frame_s
 
     def add(self, picture: NDArray[np.uint8]) -> None:
-        self._pictures.append(picture)
+        self._pictures.append(self._picture(picture))
 
     def finish(self) -> None:
-        self._path.write_bytes(self._encode(self._pictures))
+        first, *others = self._pictures
+        first.save(self._path, "GIF", save_all=True, append_images=others, duration=self._frame_ms, loop=0)
 
     def abandon(self) -> None:
         self._pictures.clear()

@@ -8,7 +8,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager, redirect_stdout, suppress
+from contextlib import ExitStack, contextmanager, redirect_stdout, suppress
 
 _catching = threading.Lock()  # two threads that replace standard output at once would not restore it
 
@@ -70,21 +70,26 @@ def stdout_to_stderr() -> Iterator[None]:
 def caught_stdout() -> Iterator[list[str]]:
     """Catch what C code writes to standard output inside the block.
 
-    At the end of the block, the list gets the caught text, and the text also goes to standard output. If standard
-    output is closed, the list stays empty. Only one thread at a time runs such a block.
+    Yield a list. At the end of the block, it gets the caught text, and the text also goes to standard output. If
+    standard output is closed, or if no temporary file can be made, the list stays empty.
+
+    Only one thread at a time runs such a block. Start no process during the block: what the process writes after the
+    block is lost.
     """
     library = ctypes.CDLL(None)
     caught: list[str] = []
-    with _catching:
+    with _catching, ExitStack() as stack:
         if sys.stdout:  # None if standard output is closed
             sys.stdout.flush()
         library.fflush(None)
         try:
+            file = stack.enter_context(tempfile.TemporaryFile())
             real = os.dup(1)
-        except OSError:  # standard output is closed
+        except OSError:
+            real = -1
+        if real < 0:
             yield caught
-            return
-        with tempfile.TemporaryFile() as file:
+        else:
             os.dup2(file.fileno(), 1)
             try:
                 yield caught

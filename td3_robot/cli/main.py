@@ -60,18 +60,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _stoppable() -> Iterator[list[int]]:
     """Treat SIGTERM and SIGHUP like Ctrl-C, so that a command removes its incomplete files.
 
-    Yield a list. Each SIGINT, SIGTERM or SIGHUP adds its number. If SIGTERM or SIGHUP comes twice, the second ends the
-    process at once.
-    Nodes and the supervisor of a training replace the handlers.
+    Yield a list. Each SIGINT, SIGTERM or SIGHUP adds its number. A second SIGTERM ends the process at once. A second
+    SIGHUP does nothing: when a terminal closes, both its shell and the kernel can send one. Nodes and the supervisor of
+    a training replace the handlers.
     """
     signals: list[int] = []
 
     def stop(number: int, frame: Any) -> None:
         del frame
+        again = number in signals
         signals.append(number)
-        if number != signal.SIGINT:
+        if number == signal.SIGTERM:
             signal.signal(number, signal.SIG_DFL)
-        raise KeyboardInterrupt
+        if number != signal.SIGHUP or not again:
+            raise KeyboardInterrupt
 
     before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
     ours = [number for number, handler in before.items() if handler in (signal.SIG_DFL, signal.default_int_handler)]

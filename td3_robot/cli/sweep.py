@@ -42,7 +42,7 @@ _EXAMPLES = """examples:
 To continue a stopped sweep, repeat the command. It skips finished runs.
 If you change the configuration, also name another folder with --out.
 """
-_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _PERIOD = 0.2  # seconds between two checks of the running trainings
 _MOST_SEEDS = 1000
 _SHOWN = 3  # differing keys in the error about an existing run
@@ -224,7 +224,8 @@ def _train_all(trainings: Sequence[Training], options: argparse.Namespace, out: 
     with contextlib.ExitStack() as stack:
         # The handler only notes the signal, because an exception could interrupt the start of a training.
         for number in _SIGNALS:
-            stack.callback(signal.signal, number, signal.signal(number, lambda number, _: caught.append(number)))
+            if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:  # nohup ignores SIGHUP
+                stack.callback(signal.signal, number, signal.signal(number, lambda number, _: caught.append(number)))
         while (waiting or running) and not caught:
             here = max(1, available_cores() // 2)
             slots = options.at_once or (max(1, hosts.slots) if hosts else here)

@@ -5,10 +5,12 @@ from __future__ import annotations
 import argparse
 import csv
 import json
+import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from td3_robot.cli import sweep
@@ -201,6 +203,15 @@ def test_a_sweep_names_the_option_if_a_file_is_in_the_place_of_its_folder(
     assert main(["sweep", "pendulum", "--out", folder]) == 2
     error = f"td3-robot sweep: --out: folder '{folder}' cannot be made: {why}\n"
     assert capsys.readouterr().err == error
+
+
+def test_a_closed_terminal_stops_the_trainings_of_a_sweep(command: Callable[..., Command]) -> None:
+    sweep = command("sweep", "pendulum", "--seeds", "0", "--steps", "1000000", "--out", "s")
+    sweep.until("the training", lambda: psutil.Process(sweep.process.pid).children())
+    [training] = psutil.Process(sweep.process.pid).children()
+    sweep.process.send_signal(signal.SIGHUP)
+    assert sweep.finish() == 128 + signal.SIGHUP, sweep.output()
+    assert not training.is_running()
 
 
 @pytest.mark.slow

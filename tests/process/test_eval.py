@@ -100,7 +100,7 @@ def test_a_video_that_cannot_be_written_leaves_the_old_file_as_it_is(
     folder.mkdir()
     (folder / name).write_bytes(b"old")
     _, most = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (200, most))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (2000, most))
     try:
         code = main(["eval", str(policy), "--episodes", "1", "--video", str(folder / name)])
     finally:
@@ -110,6 +110,20 @@ def test_a_video_that_cannot_be_written_leaves_the_old_file_as_it_is(
     assert f"--video {str(folder / name)!r} cannot be written: " in error
     assert error.count("\n") == 1
     assert [(file.name, file.read_bytes()) for file in folder.iterdir()] == [(name, b"old")]
+
+
+@pytest.mark.parametrize("name", ["at 10:30.mkv", "-walk.mp4", "walk.gif"])
+def test_a_video_replaces_the_target_of_a_link_and_may_have_an_unusual_name(
+    policy: Path, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "videos").mkdir()
+    target = tmp_path / "videos" / name
+    target.write_bytes(b"old")
+    (tmp_path / name).symlink_to(target)
+    assert main(["eval", str(policy), "--episodes", "1", "--max-steps", "5", f"--video={name}"]) == 0
+    assert (tmp_path / name).is_symlink()
+    assert target.stat().st_size > 1000
 
 
 class Talker(gymnasium.Env[Any, Any]):

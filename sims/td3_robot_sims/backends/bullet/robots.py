@@ -97,16 +97,18 @@ class RobotModel:
     single_precision: bool = False
 
     def __post_init__(self) -> None:
+        allowed = "allowed: pairs (name, finite torque gain)"
+        if not isinstance(self.joints, tuple | list):
+            raise ConfigError(f"robot {self.name!r}: joints is {self.joints!r}; {allowed}")
         for joint in self.joints:
             pair = isinstance(joint, tuple | list) and len(joint) == 2
             if not (pair and isinstance(joint[0], str) and _finite(joint[1])):
-                allowed = "pairs (name, finite torque gain)"
-                raise ConfigError(f"robot {self.name!r}: an item of joints is {joint!r}; allowed: {allowed}")
-        if isinstance(self.feet, str) or not all(isinstance(foot, str) for foot in self.feet):
+                raise ConfigError(f"robot {self.name!r}: an item of joints is {joint!r}; {allowed}")
+        if not isinstance(self.feet, tuple | list) or not all(isinstance(foot, str) for foot in self.feet):
             raise ConfigError(f"robot {self.name!r}: feet is {self.feet!r}; allowed: names of links, such as ('foot',)")
         for key in ("power", "torque_cost", "current_cost", "start_height", "base_height"):
             value = getattr(self, key)
-            if value is not None and not _finite(value):
+            if not (_finite(value) or (value is None and key.endswith("height"))):
                 raise ConfigError(f"robot {self.name!r}: {key} is {value!r}; allowed: finite numbers")
         # A model is a key of a cache, so a list becomes a tuple.
         object.__setattr__(self, "joints", tuple((name, gain) for name, gain in self.joints))
