@@ -166,6 +166,14 @@ def poll_until(check: Callable[[], Any], complaint: Callable[[], str], timeout: 
     return found
 
 
+@pytest.fixture
+def hangup() -> Iterator[None]:
+    """Gives SIGHUP its default action, which processes of the test inherit. If nohup started pytest, it is ignored."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, before)
+
+
 class Terminal(io.StringIO):
     """A stream in memory that claims to be a terminal."""
 

@@ -81,6 +81,7 @@ def interrupted(words: list[str], tmp_path: Path, package: str, code: str) -> tu
 @pytest.mark.parametrize("package", ["numpy", "msgspec", "zmq"])
 @pytest.mark.parametrize("words", [["train", "pendulum"], ["record", "out.mcap", "--config", "robot.yaml"]])
 @pytest.mark.parametrize("number", ["SIGINT", "SIGTERM", "SIGHUP"])
+@pytest.mark.usefixtures("hangup")
 def test_a_command_that_gets_a_signal_while_it_loads_modules_ends_without_a_traceback(
     words: list[str], package: str, number: str, tmp_path: Path
 ) -> None:
@@ -99,6 +100,7 @@ def test_a_command_ends_without_a_traceback_if_a_package_turns_ctrl_c_into_an_im
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.usefixtures("hangup")
 def test_a_signal_removes_the_incomplete_files_of_a_command(
     number: signal.Signals, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -205,6 +205,7 @@ def test_a_sweep_names_the_option_if_a_file_is_in_the_place_of_its_folder(
     assert capsys.readouterr().err == error
 
 
+@pytest.mark.usefixtures("hangup")
 def test_a_closed_terminal_stops_the_trainings_of_a_sweep(command: Callable[..., Command]) -> None:
     sweep = command("sweep", "pendulum", "--seeds", "0", "--steps", "1000000", "--out", "s")
     sweep.until("the training", lambda: psutil.Process(sweep.process.pid).children())
