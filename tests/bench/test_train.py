@@ -15,6 +15,7 @@ from td3_robot.learner import compute
 TINY = ["--threads", "1", "--hidden", "8", "--batch", "4", "--no-compile"]
 
 
+@pytest.mark.slow
 def test_the_report_of_a_real_training_has_consistent_speeds(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -63,6 +63,7 @@ def test_a2c_learns_resumes_and_replays_bit_for_bit(command: Any, tmp_path: Path
     assert differences(folder, tmp_path / "other") == []
 
 
+@pytest.mark.slow
 def test_a2c_trains_with_two_free_running_simulators(command: Any, tmp_path: Path) -> None:
     sets = ("timing=free", "simulators=2", "robots=3", "evaluation.every=0")
     run = command(

@@ -24,6 +24,7 @@ from tests.process.test_deployed_recording import Recorded, stop
 HOUR = 3600
 
 
+@pytest.mark.slow
 def test_wall_clock_jumps_of_hours_cause_no_fault(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The deadlines of the safety settings are one minute.
 

@@ -90,6 +90,7 @@ def test_many_listeners_attach_to_a_running_robot_and_delete_their_sockets(robot
     assert len([line for line in lines if "WARNING" in line and "realtime.missed_share" not in line]) <= 1
 
 
+@pytest.mark.slow
 def test_topic_hz_and_topic_info_describe_a_running_robot(robot: Watched) -> None:
     robot.configure(**PATIENT)
     robot.serve()

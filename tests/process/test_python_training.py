@@ -25,6 +25,7 @@ OVERRIDES = {
 }
 
 
+@pytest.mark.slow
 def test_a_training_runs_to_its_end_and_resumes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     seen: list[tr.TrainingProgress] = []
     run = tr.train("pendulum", total_steps=600, seed=3, out=tmp_path / "run", overrides=OVERRIDES, callback=seen.append)

@@ -103,6 +103,7 @@ def test_replay_is_complete_when_the_recording_leaves_out_policies(train: Any, t
     assert "Actions: their weights are not recorded" in output
 
 
+@pytest.mark.slow
 def test_sigkill_of_the_recorder_loses_at_most_the_last_second(train: Any, tmp_path: Path, capsys: Any) -> None:
     """The recorder writes a chunk every 0.5 s (tests/recording/test_files.py). Only the last chunk is lost."""
     run = train(100_000, "record.enabled=true", "record.weights_every=1", "learner.replay_ratio=0.1")

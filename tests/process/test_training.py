@@ -99,6 +99,7 @@ def test_lockstep_over_processes_equals_one_process_bit_for_bit(train: Any, tmp_
     )
 
 
+@pytest.mark.slow
 def test_real_time_robots_do_not_wait_for_the_learner(train: Any, tmp_path: Path) -> None:
     """8 robots at 60.6 Hz make 1,000 steps in total in 2 s. The 2,500 updates take longer. The robots do not wait."""
     overrides = ("pacing.mode=realtime", "robots=8", "learner.replay_ratio=5", "learner.replay_ratio_band=128")
@@ -199,6 +200,7 @@ def test_training_survives_sigkill_of_each_process(train: Any, tmp_path: Path) -
     assert 0 <= 0.2 * (figures["env_steps"] - 500) - figures["updates"] < 64
 
 
+@pytest.mark.slow
 def test_lockstep_with_many_options_equals_one_process(train: Any, tmp_path: Path) -> None:
     """Normaliser and noise settings reach the policy server, and the learner's options work across processes."""
     overrides = (
