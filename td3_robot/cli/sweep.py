@@ -28,6 +28,7 @@ from td3_robot.runtime.arguments import Parser, integer, make_folder
 from td3_robot.runtime.hosts import Running
 from td3_robot.runtime.prepare import with_policy_file
 from td3_robot.runtime.run_folder import RunFolder
+from td3_robot.util import signals
 from td3_robot.util.machine import available_cores
 
 if TYPE_CHECKING:
@@ -42,7 +43,6 @@ _EXAMPLES = """examples:
 To continue a stopped sweep, repeat the command. It skips finished runs.
 If you change the configuration, also name another folder with --out.
 """
-_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _PERIOD = 0.2  # seconds between two checks of the running trainings
 _MOST_SEEDS = 1000
 _SHOWN = 3  # differing keys in the error about an existing run
@@ -220,12 +220,7 @@ def _train_all(trainings: Sequence[Training], options: argparse.Namespace, out: 
     if done:
         print(f"{done} of {len(trainings)} runs are finished already", flush=True)
     running: dict[Training, Running] = {}
-    caught: list[int] = []
-    with contextlib.ExitStack() as stack:
-        # The handler only notes the signal, because an exception could interrupt the start of a training.
-        for number in _SIGNALS:
-            if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:  # nohup ignores SIGHUP
-                stack.callback(signal.signal, number, signal.signal(number, lambda number, _: caught.append(number)))
+    with signals.noted() as caught:  # an exception could interrupt the start of a training
         while (waiting or running) and not caught:
             here = max(1, available_cores() // 2)
             slots = options.at_once or (max(1, hosts.slots) if hosts else here)

@@ -23,6 +23,7 @@ from td3_robot.runtime.run_folder import RunFolder
 from td3_robot.topics import MONITOR
 from td3_robot.transport.keys import AllowList, open_keys
 from td3_robot.transport.link import PEER_TIMEOUT
+from td3_robot.util import signals
 from td3_robot.util.text import printable
 
 _WAIT = 10.0  # seconds within which a live node must answer
@@ -122,10 +123,9 @@ def _play(options: argparse.Namespace) -> int:
         return scheduled(session.timed(topics), session.begin, **times)
 
     _refuse_empty(options, session, topics, schedule())
-    stopped, pause, loop = list[int](), Pause(options.paused), 0
+    pause, loop = Pause(options.paused), 0
     with contextlib.ExitStack() as stack:
-        for number in (signal.SIGINT, signal.SIGTERM):
-            stack.callback(signal.signal, number, signal.signal(number, lambda number, _: stopped.append(number)))
+        stopped = stack.enter_context(signals.noted())
         stack.callback(signal.signal, signal.SIGUSR1, signal.signal(signal.SIGUSR1, lambda *_: pause.toggle()))
         while not stopped and (loop == 0 or options.loop):
             player = Player(session, topics, endpoints, names, loop, keys)

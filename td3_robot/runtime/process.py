@@ -29,13 +29,14 @@ from td3_robot.transport.bus import Bus
 from td3_robot.transport.endpoints import is_tcp
 from td3_robot.transport.keys import open_keys
 from td3_robot.transport.link import ClientLink
+from td3_robot.util import signals
 from td3_robot.util.extras import missing
 from td3_robot.util.output import STANDARD_OUTPUT
 from td3_robot.util.text import exception_line
 
 log = logging.getLogger(__name__)
 
-STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
+STOP_SIGNALS = (*signals.STOPPING, signal.SIGQUIT)
 """Signals that stop a process cleanly."""
 LIFELINE = "TD3_ROBOT_LIFELINE"
 """Environment variable with the file descriptor of a pipe.
@@ -164,10 +165,8 @@ def _catch_signals(node: Node) -> None:
         del frame
         node.stop_signal = number
 
-    for number in STOP_SIGNALS:
-        # Under nohup, SIGHUP stays ignored.
-        if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:
-            signal.signal(number, handle)
+    for number in signals.not_ignored(STOP_SIGNALS):
+        signal.signal(number, handle)
     unblock_signals()
 
 

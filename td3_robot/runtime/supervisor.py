@@ -27,6 +27,7 @@ from td3_robot.transport import attach, endpoints
 from td3_robot.transport.bus import Bus
 from td3_robot.transport.keys import open_keys
 from td3_robot.transport.link import ServerLink
+from td3_robot.util import signals
 
 READY_TIMEOUT = 300.0
 """Seconds within which a started process must report that it is ready.
@@ -42,7 +43,6 @@ Each signal comes with the maximum time in seconds that the supervisor then wait
 
 After SIGINT the learner saves a checkpoint, which takes time.
 """
-_CAUGHT = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _LONGEST_TURN = 1.0  # seconds; one turn of supervise() advances the supervisor's clock by at most this
 _LISTEN = 0.05  # maximum seconds of one wait for messages
 _LAST_REPORT = 2.0  # seconds to wait for the last report of an ended process
@@ -89,9 +89,8 @@ class Supervisor:
         with contextlib.ExitStack() as resources:
             # Install the signal handlers first. Without a handler, a signal could end this process before the process
             # cleans up the other resources. Python allows handlers only in the main thread.
-            for number in _CAUGHT if threading.current_thread() is threading.main_thread() else ():
-                if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:  # nohup ignores SIGHUP
-                    resources.callback(signal.signal, number, signal.signal(number, self._signalled))
+            for number in signals.not_ignored() if threading.current_thread() is threading.main_thread() else ():
+                resources.callback(signal.signal, number, signal.signal(number, self._signalled))
             self._open(resources, facts)
             self._resources = resources.pop_all()
         return self
