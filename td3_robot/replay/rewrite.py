@@ -27,6 +27,7 @@ from td3_robot.recording.session_file import SessionFile
 from td3_robot.recording.writer import write
 from td3_robot.replay.outcome import Replayed
 from td3_robot.transport import codec
+from td3_robot.util import files
 
 Content = TypeVar("Content")
 _machine = msgspec.json.Decoder(dict[str, str]).decode
@@ -82,15 +83,15 @@ def rewrite(session: Session, parts: Sequence[Replayed]) -> str:
     # If several attachments have the same name, readers use the first of these attachments.
     attachments = [new.pop(item.name, item) for item in kept]
     attachments += new.values()
-    try:
-        with tempfile.TemporaryDirectory(prefix=f".{path.name}-", dir=path.parent) as folder:
-            target = Path(folder) / path.name
-            write(target, Facts(session.metadata, attachments), session.entries())
-            shutil.copymode(path, target)
-            target.replace(path)
-    except OSError as error:
-        error.filename = str(session.paths[0])  # not the temporary folder, which the user does not know
-        raise
+    beginning = f".{path.name}-"
+    with (
+        files.naming(session.paths[0], instead_of=beginning),
+        tempfile.TemporaryDirectory(prefix=beginning, dir=path.parent) as folder,
+    ):
+        target = Path(folder) / path.name
+        write(target, Facts(session.metadata, attachments), session.entries())
+        shutil.copymode(path, target)
+        target.replace(path)
     return f"new references: {', '.join(sorted(references))}"
 
 

@@ -18,13 +18,14 @@ def naming(path: Path, instead_of: str = "") -> Iterator[None]:
     """If the block raises an OSError without a file name, add ``path``.
 
     For example, the error of a failed write has no file name.
-    If the error names a temporary file with the prefix ``instead_of``, ``path`` replaces that name.
+    If the error names a temporary file or folder with the prefix ``instead_of``, or a file in such a folder, ``path``
+    replaces that name.
     """
     try:
         yield
     except OSError as error:
-        named = Path(error.filename or "").name
-        if not named or (instead_of and named.startswith(instead_of)):
+        named = Path(error.filename or "").parts
+        if not named or (instead_of and any(part.startswith(instead_of) for part in named)):
             error.filename = str(path)
             if error.filename2 is not None:
                 del error.filename2
