@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Sequence
@@ -52,7 +53,6 @@ class Monitor:
         self._names: dict[str, Names] = {}
         self._processes: dict[str, str] = {}
         self._states: dict[str, str] = {}
-        self._heard: dict[str, float] = {}  # the time of each publisher's newest message
         self._faults = Faults()
         self._unreadable = ""
         self._stamps: OrderedDict[tuple[str, int, int], int] = OrderedDict()
@@ -66,9 +66,7 @@ class Monitor:
             self._begun = self._reported = now
         for origin, message in inputs:
             if isinstance(origin, Peer) and isinstance(message, Record):
-                entry = Entry.offered(origin, message, self._epoch + int(now * 1e9))
-                self._heard[entry.publisher] = now
-                self._take(entry)
+                self._take(Entry.offered(origin, message, self._epoch + int(now * 1e9)))
         return []
 
     def report(self, now: float) -> dict[str, Any]:
@@ -83,6 +81,9 @@ class Monitor:
         begun = now if self._begun is None else self._begun
         elapsed, self._reported = now - self._reported, now
         loop_ms, self.loop_ms = self.loop_ms, {}
+        ages: dict[str, float] = {}
+        for (publisher, _), row in sorted(self._rows.items()):
+            ages[publisher] = min(ages.get(publisher, math.inf), self._age(row, now))
         return {
             "time": round((self._epoch + int(now * 1e9)) * 1e-9, 3),
             "elapsed_s": round(now - begun, 3),
@@ -99,11 +100,7 @@ class Monitor:
             },
             "processes": dict(sorted(self._processes.items())),
             "states": dict(sorted(self._states.items())),
-            "silent_s": {
-                publisher: round(now - heard, 3)
-                for publisher, heard in sorted(self._heard.items())
-                if now - heard > PEER_TIMEOUT
-            },
+            "silent_s": {publisher: age for publisher, age in ages.items() if age > PEER_TIMEOUT},
             "faults": self._faults.report(self._epoch + int(begun * 1e9)),
         }
 
@@ -116,9 +113,13 @@ class Monitor:
             "bytes": stream.size,
             "gaps": stream.gaps,
             "missing": stream.missing,
-            "age_s": round(max(0.0, now - (stream.last - self._epoch) * 1e-9), 3),
+            "age_s": self._age(row, now),
             "last": facts(row.last) if row.last else {},
         }
+
+    def _age(self, row: Row, now: float) -> float:
+        """Return how long ago the newest message of a row arrived, in s."""
+        return round(max(0.0, now - (row.stream.last - self._epoch) * 1e-9), 3)
 
     def _take(self, entry: Entry) -> None:
         self.counters["messages"] += 1
