@@ -234,7 +234,9 @@ def _video(path: Path, environment: Environment) -> Iterator[Callable[[], None]]
         raise ArgumentError("video", f"{str(path)!r}: a file cannot be written there")
     counter = itertools.count()
     with files.replacing(target) as temporary:
-        encoder = (_Gif if path.suffix == ".gif" else _Ffmpeg)(temporary, path.suffix, period * every)
+        shown_s = period * every
+        gif = path.suffix == ".gif"
+        encoder = _Gif(temporary, shown_s) if gif else _Ffmpeg(temporary, *_ENCODERS[path.suffix], shown_s)
 
         def frame() -> None:
             if next(counter) % every == 0:
@@ -264,10 +266,9 @@ def _naming(path: Path) -> Iterator[None]:
 class _Ffmpeg:
     """Writes a video with ffmpeg. ``path`` is absolute: ffmpeg reads some relative names as options or protocols."""
 
-    def __init__(self, path: Path, suffix: str, frame_s: float) -> None:
+    def __init__(self, path: Path, codec: str, container: str, frame_s: float) -> None:
         import imageio_ffmpeg as ffmpeg  # imported here, because only a video needs it
 
-        codec, container = _ENCODERS[suffix]
         parameters = [*_FAST[codec], "-f", container]  # the temporary file does not have the suffix of the container
         self._path, self._frames = path, 0
         self._count = ffmpeg.count_frames_and_secs
@@ -306,10 +307,9 @@ class _Ffmpeg:
 class _Gif:
     """Collects the pictures of a GIF, and writes them at the end."""
 
-    def __init__(self, path: Path, suffix: str, frame_s: float) -> None:
+    def __init__(self, path: Path, frame_s: float) -> None:
         from PIL import Image  # imported here, because only a video needs it
 
-        del suffix
         self._path, self._pictures = path, list[Image.Image]()
         self._picture = Image.fromarray
         self._frame_ms = 1000 * frame_s

@@ -7,10 +7,40 @@ import os
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, redirect_stdout, suppress
 
 _catching = threading.Lock()  # two threads that replace standard output at once would not restore it
+
+
+@contextmanager
+def _captured(descriptor: int, flush: Callable[[], object]) -> Iterator[list[bytes]]:
+    """Catch what is written to a file descriptor inside the block.
+
+    Yield a list, which gets the lines at the end of the block. If the descriptor is closed, or if no temporary file can
+    be made, the list stays empty.
+
+    Args:
+        flush: empties the buffers of code that writes to the descriptor.
+    """
+    lines: list[bytes] = []
+    flush()
+    with ExitStack() as stack:
+        file = None
+        with suppress(OSError):
+            real = os.dup(descriptor)
+            stack.callback(os.close, real)
+            file = stack.enter_context(tempfile.TemporaryFile())
+        if file:
+            os.dup2(file.fileno(), descriptor)
+        try:
+            yield lines
+        finally:
+            if file:
+                flush()
+                os.dup2(real, descriptor)
+                file.seek(0)
+                lines += file
 
 
 @contextmanager
@@ -20,24 +50,14 @@ def without_lines(*beginnings: bytes) -> Iterator[None]:
     C code writes to the file descriptor and not to ``sys.stderr``, so this function replaces the descriptor. The lines
     that are not dropped appear at the end of the block.
     """
-    sys.stderr.flush()
+    lines: list[bytes] = []
     try:
-        real = os.dup(2)
-    except OSError:  # standard error is closed
-        yield
-        return
-    with tempfile.TemporaryFile() as caught:
-        os.dup2(caught.fileno(), 2)
-        try:
+        with _captured(2, sys.stderr.flush) as lines:
             yield
-        finally:
-            sys.stderr.flush()
-            os.dup2(real, 2)
-            os.close(real)
-            caught.seek(0)
-            rest = b"".join(line for line in caught if not line.startswith(beginnings))
-            if rest:
-                os.write(2, rest)
+    finally:
+        rest = b"".join(line for line in lines if not line.startswith(beginnings))
+        if rest:
+            os.write(2, rest)
 
 
 @contextmanager
@@ -78,27 +98,15 @@ def caught_stdout() -> Iterator[list[str]]:
     """
     library = ctypes.CDLL(None)
     caught: list[str] = []
-    with _catching, ExitStack() as stack:
+    lines: list[bytes] = []
+    with _catching:
         if sys.stdout:  # None if standard output is closed
             sys.stdout.flush()
-        library.fflush(None)
         try:
-            file = stack.enter_context(tempfile.TemporaryFile())
-            real = os.dup(1)
-        except OSError:
-            real = -1
-        if real < 0:
-            yield caught
-        else:
-            os.dup2(file.fileno(), 1)
-            try:
+            with _captured(1, lambda: library.fflush(None)) as lines:
                 yield caught
-            finally:
-                library.fflush(None)
-                os.dup2(real, 1)
-                os.close(real)
-                file.seek(0)
-                if text := file.read():
-                    caught.append(text.decode(errors="replace"))
-                    with suppress(OSError):  # for example a pipe that nobody reads
-                        os.write(1, text if text.endswith(b"\n") else text + b"\n")
+        finally:
+            if text := b"".join(lines):
+                caught.append(text.decode(errors="replace"))
+                with suppress(OSError):  # for example a pipe that nobody reads
+                    os.write(1, text if text.endswith(b"\n") else text + b"\n")

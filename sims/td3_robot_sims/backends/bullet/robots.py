@@ -58,8 +58,8 @@ class RobotModel:
     """One robot.
 
     The torso is the link "torso"; without such a link, it is the root link. ``joints`` must list all joints that can
-    move, in the model's order, except those whose names begin with "ignore". In ``file``, each listed joint
-    needs finite limits, the lower one below the upper one. The limits scale the observed position.
+    move, in the model's order, except those whose names begin with "ignore". In ``file``, each listed joint needs
+    finite limits, the lower one below the upper one. The limits scale the observed position.
 
     The first three joints of a planar robot connect it to the world: along x, along z and about y. Their names begin
     with "ignore". The root link of any other robot needs a mass above 0.
